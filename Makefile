@@ -53,13 +53,13 @@ format: $(INSTALLED)  ## format the code and fix what can be fixed
 docs: $(DOCS)  ## build the documentation into site/; fails on a broken link
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# Tiny sizes show that every script runs. docs/performance.md has the full commands.
+# Tiny sizes show that the scripts run. docs/performance.md has the full commands.
 bench: export OMP_NUM_THREADS := 1
 bench: $(INSTALLED)  ## run the benchmarks in tiny sizes on the CPU (some minutes)
 	@$(BIN)/python benchmarks/overhead.py --samples 512 --width 4 --batches 8 --steps 3 --repeats 5
 	@$(BIN)/python benchmarks/reference_style.py --tiny --seconds 0.2 --repeats 3 --workers 0,1 --samples 600 \
 		--batch 8 --crop 32 --photos 3 --photo-epoch 16 --photo-repeats 2 --photo-size 480x420
-	@$(BIN)/python benchmarks/lightning_trainer.py --samples 512 --batch 8 --width 4 --workers 0,1 --seconds 0.3 --repeats 3
+	@$(BIN)/python benchmarks/fast_table.py --tiny --rows dcgan --batch 8 --seconds 0.2 --repeats 2
 	@$(BIN)/python benchmarks/fid_speed.py --images 300 --repeats 3
 	@$(BIN)/python benchmarks/cpu_scaling.py --width 16 --batch 32 --steps 20
 

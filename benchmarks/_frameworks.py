@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
-from _variants import Fit, synchronize
-from overhead import capture
+from _variants import Fit, capture, synchronize
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -24,6 +24,20 @@ from paceline.training.build import assemble
 from paceline.training.compile import compile_networks
 
 WARMUP_STEPS = 5  # before each timed block of a loop that is not captured
+WARMUP_BATCHES = 20  # before timing starts in each fit of Lightning's Trainer
+
+
+class Repeated:
+    """A loader without overhead: it repeats one batch."""
+
+    def __init__(self, batch: Tensor) -> None:
+        self.batch = batch
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return repeat(self.batch, len(self))
+
+    def __len__(self) -> int:
+        return 10**6
 
 
 class Losses:
@@ -113,10 +127,21 @@ def accelerate_fit(losses: Losses) -> Fit:
 def trainer_fit(losses: Losses, folder: Path) -> Fit:
     """Return a function that trains under Lightning's Trainer, with manual optimization and logged losses."""
     import lightning
-    from lightning_trainer import WARMUP_BATCHES, Clock, Repeated
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # its import sets another level
     names = list(losses.kinds)
+
+    class Clock(lightning.Callback):
+        """Measures the time from the end of the warm-up to the end of the last step."""
+
+        def __init__(self, last: int) -> None:
+            self.last, self.seconds = last, 0.0
+
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, number: int) -> None:
+            done = trainer.fit_loop.epoch_loop.total_batch_idx + 1
+            if done in (WARMUP_BATCHES, self.last):
+                synchronize(losses.device)
+                self.seconds = perf_counter() - self.seconds
 
     class Module(lightning.LightningModule):
         """The recipe as a LightningModule."""
@@ -142,7 +167,7 @@ def trainer_fit(losses: Losses, folder: Path) -> Fit:
 
     def fit(steps: int) -> float:
         losses.precision.apply(deterministic=False)
-        clock = Clock(losses.device, WARMUP_BATCHES + steps)
+        clock = Clock(WARMUP_BATCHES + steps)
         trainer = lightning.Trainer(
             accelerator="gpu" if losses.device.type == "cuda" else "cpu",
             devices=1,

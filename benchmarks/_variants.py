@@ -1,4 +1,4 @@
-"""Helpers for the benchmarks: measurements of variants in turn, the engine's training step, tables and JSON."""
+"""Helpers for the benchmarks: variants that take turns, the engine's training step, random data, tables and JSON."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from paceline.commands.configure import configure
 from paceline.runs.folder import RunFolder
@@ -24,6 +25,8 @@ from paceline.training.loop import Loop, Outputs
 
 WARMUP_STEPS = 14  # enough for the engine, which captures its CUDA graph after at most 11 eager steps
 MAX_STEPS = 400
+SIDE_PX, NUM_CLASSES = 32, 100  # of the random images that are small
+Step = Callable[[], None]
 Fit = Callable[[int], float]  # function that runs a number of steps and returns the elapsed seconds
 
 
@@ -32,8 +35,9 @@ class Variant:
     """One of several implementations of a workload, to be compared by speed."""
 
     name: str
-    step: Callable[[], None]
+    step: Step
     before: Callable[[], None] = lambda: None  # function that sets torch's global flags for this variant
+    finish: Callable[[], None] = lambda: None  # function that ends a timed block
     after: Callable[[], None] = lambda: None  # function that releases this variant's resources
     warmup: int = 3
     images: int = 0  # images per step, if different from the workload's batch size
@@ -48,8 +52,11 @@ def set_torch_defaults() -> None:
     torch.set_float32_matmul_precision("highest")
 
 
-def engine_variant(name: str, recipe: str, folder: Path, **settings: Any) -> Variant:
-    """Return a variant that trains like `paceline train`, with data loading and metrics but without evaluation."""
+def engine_variant(name: str, recipe: str, folder: Path, *, delivers: bool = False, **settings: Any) -> Variant:
+    """Return a variant that trains like `paceline train`, with data loading and metrics but without evaluation.
+
+    If it delivers, the time of a block includes the delivery of its entries by the loggers.
+    """
     fixed = {"epochs": 100_000, "save_every": "100000 epochs", "sample_every": "100000 epochs", "validation": 0}
     assignments = [f"{key}={value}" for key, value in (fixed | settings).items()]
     parts = assemble(configure(recipe, {}, assignments=assignments))
@@ -71,7 +78,8 @@ def engine_variant(name: str, recipe: str, folder: Path, **settings: Any) -> Var
     def apply() -> None:
         parts.precision.apply(deterministic=False)
 
-    return Variant(name, lambda: loop.advance(next(steps)), apply, close, WARMUP_STEPS)
+    finish = writer.flush if delivers else lambda: None
+    return Variant(name, lambda: loop.advance(next(steps)), apply, finish, close, WARMUP_STEPS)
 
 
 def engine_fit(name: str, recipe: str, folder: Path, device: torch.device, closing: ExitStack, **settings: Any) -> Fit:
@@ -80,6 +88,24 @@ def engine_fit(name: str, recipe: str, folder: Path, device: torch.device, closi
     closing.callback(variant.after)
     time_block(variant, variant.warmup, device)
     return lambda steps: time_block(variant, steps, device)
+
+
+def capture(learn: Step, device: torch.device) -> Step:
+    """Return the step as a CUDA graph, captured after a few eager steps on a side stream."""
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(5):
+            learn()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        learn()
+
+    def replay(keep_alive: Step = learn) -> None:  # the graph itself does not keep its tensors alive
+        graph.replay()
+
+    return replay
 
 
 def synchronize(device: torch.device) -> None:
@@ -95,6 +121,7 @@ def time_block(variant: Variant, num_steps: int, device: torch.device) -> float:
     start = perf_counter()
     for _ in range(num_steps):
         variant.step()
+    variant.finish()
     synchronize(device)
     return perf_counter() - start
 
@@ -161,6 +188,28 @@ def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
         spread = f"{row['low']:9,.0f} – {row['high']:9,.0f}"
         ratio = f"{middle:.2f} ({low:.2f} – {high:.2f})"
         print(f"  {row['variant']:34} {row['images_per_second']:10,.0f}  {spread} {row['n']:3}  {ratio}", flush=True)
+
+
+def write_small_images(folder: Path, samples: int) -> dict[str, np.ndarray]:
+    """Write random images and labels to random.npz and return the arrays."""
+    rng = np.random.default_rng(0)
+    data: dict[str, np.ndarray] = {}
+    for split, length in (("train", samples), ("test", 1)):
+        data[f"x_{split}"] = rng.integers(256, size=(length, SIDE_PX, SIDE_PX, 3), dtype=np.uint8)
+        data[f"y_{split}"] = rng.integers(NUM_CLASSES, size=length)
+    data["y_test"][0] = NUM_CLASSES - 1  # the largest label determines the number of classes
+    np.savez(folder / "random.npz", **data)  # type: ignore[arg-type]
+    return data
+
+
+def write_random_rows(folder: Path, side_px: int, panels: int = 6, count: int = 2) -> None:
+    """Write rows of panels with random pixels for each split; with one panel, they are like photographs."""
+    generator = np.random.default_rng(0)
+    for split in ("train", "test"):
+        (folder / split).mkdir(parents=True)
+        for number in range(count):
+            row = generator.integers(256, size=(side_px, panels * side_px, 3), dtype=np.uint8)
+            Image.fromarray(row).save(folder / split / f"{number}.png", compress_level=0)
 
 
 def endless(loader: Any) -> Iterator[Any]:

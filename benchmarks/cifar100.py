@@ -20,8 +20,7 @@ from statistics import mean, stdev
 from time import perf_counter
 from typing import Any
 
-from _timed_training import read_numbers
-
+from paceline.runs.metrics import read_metrics
 from paceline.runs.provenance import versions_and_hardware
 
 METRICS = ("test/top1", "test/top5", "test/loss", "seconds")
@@ -39,10 +38,10 @@ def train(preset: str, seed: int, data_root: Path, folder: Path, extra: list[str
     return {"preset": preset, "seed": seed, **test_metrics(folder), "process_seconds": perf_counter() - start}
 
 
-def test_metrics(folder: Path) -> dict[str, float]:
+def test_metrics(folder: Path) -> dict[str, float | None]:
     """Return the metrics from a run's last evaluation on the test split."""
-    rows = read_numbers(folder)
-    tested = [row for row in rows if "test/top1" in row]
+    rows = read_metrics(folder)
+    tested = [row for row in rows if row.get("test/top1") is not None]
     if not tested:
         sys.exit(f"{folder}: metrics.jsonl has no test/top1")
     return {name: tested[-1][name] for name in METRICS}

@@ -22,7 +22,6 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"  # must be set before torch is imported, including in child processes
 
 import numpy as np
-from _timed_training import read_numbers
 from _variants import write_results
 
 from paceline.benchmarking.step_ladder import measure_ladder
@@ -34,6 +33,7 @@ from paceline.core.files import read_json
 from paceline.core.registry import load_class, names
 from paceline.core.types import SettingValues
 from paceline.launch.tasks import Task, run_in_processes
+from paceline.runs.metrics import read_metrics
 
 
 def scaling(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
@@ -88,8 +88,8 @@ def waiting(recipe: str, options: argparse.Namespace, folder: Path) -> dict[str,
     ]
     with redirect_stdout(StringIO()):
         train_here(configure(recipe, settings, assignments=assignments, small=True))
-    lines = read_numbers(folder / recipe)
-    shares = [line["time/data_wait"] for line in lines if "time/data_wait" in line][1:]
+    lines = read_metrics(folder / recipe)
+    shares = [share for line in lines if (share := line.get("time/data_wait")) is not None][1:]
     return {"recipe": recipe, "data_wait": float(np.median(shares)), "high": max(shares), "n": len(shares)}
 
 

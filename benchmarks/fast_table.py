@@ -1,4 +1,4 @@
-"""Measure how fast the engine is by default: five workloads against hand-written loops, Lightning and Accelerate.
+"""Measure how fast the engine is by default: nine workloads against hand-written loops, Lightning and Accelerate.
 
 Each row is one workload. Its variants take turns within one process, so that a slower machine affects all of them:
 
@@ -7,14 +7,14 @@ Each row is one workload. Its variants take turns within one process, so that a 
 - `captured loop`: the same networks and losses in a hand-written loop in one CUDA graph, also with compiled networks
 - `Trainer`, `Accelerate`: the same networks and losses under other frameworks, eager and with compiled networks
 
-The loops without the engine train on one batch that is already on the device. They load no data and, except for the
-Trainer, log nothing.
+The loops without the engine train on one batch that is already on the device. They load no data, update no EMA and,
+except for the Trainer, log nothing.
 
 Each row runs in its own process with a time limit. The variants are built in the order of their importance. Those that
 are not yet begun after 60 % of the row's time are left out. The JSON file is written after every turn, so that a row
 that is stopped keeps its turns.
 
-    PYTHONPATH=src python benchmarks/fast_table.py --json fast_table.json              # one GPU, at most 13 minutes
+    PYTHONPATH=src python benchmarks/fast_table.py --json fast_table.json              # one GPU, at most 25 minutes
     PYTHONPATH=src python benchmarks/fast_table.py --rows dcgan,srgan --variants engine --json fast_table.json
     PYTHONPATH=src python benchmarks/fast_table.py --tiny                              # on a CPU: every variant runs
 """
@@ -36,7 +36,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from _variants import Fit, engine_fit, print_rows, summarise_rates, write_results
+from _variants import (
+    Fit,
+    engine_fit,
+    print_rows,
+    summarise_rates,
+    write_random_rows,
+    write_results,
+    write_small_images,
+)
 
 from paceline.core.registry import is_installed
 
@@ -76,8 +84,10 @@ class Row:
     tiny: dict[str, Any]  # settings for a CPU
     batch: int
     limit: int  # seconds, including the time to build and compile the networks
+    package: str = ""  # that the network comes from
 
 
+RESTORER = {"data": "photos", "lr": 2e-4, "weight_decay": 0, "content": "l1", "tv": 0}
 GAN = {"size": 32, "channels": 3, "flip": "off", "smallest": 2}
 ROWS = {
     "resnet18": Row(
@@ -109,20 +119,64 @@ ROWS = {
         batch=1,
         limit=240,
     ),
+    "r3gan": Row(
+        "r3gan",
+        "small",
+        {"size": 32, "channels": 3, "conditional": "off", "few_images": "allow"},
+        {"width": 16, "num_blocks": 1},
+        batch=256,
+        limit=200,
+    ),
+    # Crop and batch size are those of the published training settings of KAIR, NAFNet and BasicSR.
+    "swinir": Row(
+        "super_resolution",
+        "photos",
+        {
+            **RESTORER,
+            **{"network": "spandrel:SwinIR", "scale": 2, "crop": 128, "network_args.embed_dim": 60},
+            **{"network_args.depths": [6] * 4, "network_args.num_heads": [6] * 4, "network_args.window_size": 8},
+            **{"network_args.mlp_ratio": 2.0, "network_args.upsampler": "pixelshuffledirect"},
+        },
+        {"network_args.embed_dim": 12, "network_args.depths": [2], "network_args.num_heads": [2], "crop": 32},
+        batch=64,
+        limit=200,
+        package="spandrel",
+    ),
+    "nafnet": Row(
+        "restoration",
+        "photos",
+        {
+            **RESTORER,
+            **{"network": "spandrel:NAFNet", "degrade_noise": 25, "crop": 256, "optimizer": "adamw"},
+            **{"network_args.width": 32, "network_args.enc_blk_nums": [2, 2, 4, 8]},
+            **{"network_args.middle_blk_num": 12, "network_args.dec_blk_nums": [2] * 4},
+        },
+        {
+            **{"network_args.width": 4, "network_args.enc_blk_nums": [1], "network_args.middle_blk_num": 1},
+            **{"network_args.dec_blk_nums": [1], "crop": 32},
+        },
+        batch=4,
+        limit=200,
+        package="spandrel",
+    ),
+    "rrdbnet": Row(
+        "esrgan",
+        "photos",
+        {**RESTORER, "width": 64, "num_blocks": 23, "scale": 4, "crop": 128},
+        {"width": 8, "num_blocks": 1, "crop": 32},
+        batch=16,
+        limit=200,
+    ),
 }
 
 
 def write_data(row: Row, folder: Path, tiny: bool) -> dict[str, Any]:
     """Write random images for a workload, and return the settings that select them."""
-    from deepliif import write_random_rows
-    from network_throughput import write_photographs
-    from reference_style import write_small_images
-
     if row.data == "small":
         write_small_images(folder, 600 if tiny else 50_000)
         return {"data": "npz", "data_root": folder / "random.npz"}
     if row.data == "photos":
-        write_photographs(folder / "photos", 96 if tiny else 512)
+        write_random_rows(folder / "photos", 96 if tiny else 512, panels=1, count=24)
         return {"data_root": folder / "photos"}
     write_random_rows(folder / "rows", 32 if tiny else 512)
     return {"data_root": folder / "rows"}
@@ -158,9 +212,9 @@ def build(
     fits: dict[str, Fit] = {}
     for name in (one for one in VARIANTS if any(one.startswith(part) for part in options.variants.split(","))):
         start = perf_counter()
-        package = NEEDS.get(name.partition(",")[0], "")
-        if not is_installed(package):
-            print(f"    {name}: not measured ({package} is not installed)", flush=True)
+        packages = (row.package, NEEDS.get(name.partition(",")[0], ""))
+        if missing := [package for package in packages if not is_installed(package)]:
+            print(f"    {name}: not measured ({', '.join(missing)} not installed)", flush=True)
             continue
         if start - began > BUILD_SHARE * limit:
             print(f"    {name}: not measured (more than {BUILD_SHARE:.0%} of the {limit} s is spent)", flush=True)
@@ -193,12 +247,13 @@ def measure(
         lengths = {one: max(2, round(options.seconds / (fit(TRIAL_STEPS) / TRIAL_STEPS))) for one, fit in fits.items()}
         rates: dict[str, list[float]] = {one: [] for one in fits}
         rows: list[dict[str, Any]] = []
-        for turn in range(options.repeats):
+        for turn in range(options.repeats if fits else 0):
             for one in list(fits) if turn % 2 == 0 else reversed(fits):
                 rates[one].append(lengths[one] * batch / fits[one](lengths[one]))
             rows = summarise_rates(rates, list(lengths.values()))
             on_turn(rows, ratios_of(rates))
-    print_rows(f"{name}, batch {batch}, {device.type}, {perf_counter() - began:.0f} s", rows)
+    if rows:
+        print_rows(f"{name}, batch {batch}, {device.type}, {perf_counter() - began:.0f} s", rows)
     for ratio in ratios_of(rates):
         low, middle, high = ratio["quartiles"]
         print(f"  {ratio['of']} ÷ {ratio['over']}: {middle:.3f} ({low:.3f} – {high:.3f})", flush=True)
@@ -239,9 +294,7 @@ def main() -> None:
     parser.add_argument(
         "--batch", type=int, default=0, help="images per step (default: the batch size of the workload)"
     )
-    parser.add_argument(
-        "--limit", type=int, default=0, help="seconds per row (default: 90 to 240, depending on the row)"
-    )
+    parser.add_argument("--limit", type=int, default=0, help="seconds per row (default: 90 to 240)")
     parser.add_argument("--tiny", action="store_true", help="use tiny networks, to test the script without a GPU")
     parser.add_argument("--compile-on-cpu", action="store_true", help="also measure compiled variants without a GPU")
     parser.add_argument("--json", default="", help="JSON file for the results, with versions and hardware")

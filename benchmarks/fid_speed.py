@@ -27,7 +27,7 @@ from torchmetrics.image.fid import FrechetInceptionDistance
 
 from paceline.evaluation.features.inception import NUM_FEATURES, enlarged, load_inception, load_script
 from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features, computing_in
-from paceline.evaluation.statistics import FeatureSums, Layout, Statistics, frechet_distance, statistics_from, unflatten
+from paceline.evaluation.statistics import FeatureSums, Layout, Statistics, frechet_distance, statistics_from
 
 BATCH = 500  # images per batch, for all variants
 SIDE_PX = 32
@@ -79,7 +79,7 @@ def statistics(network: FeatureNetwork, images: Tensor, arithmetic: Arithmetic) 
     for part in images.split(BATCH):
         sums.add(network(part, arithmetic), torch.arange(position, position + len(part), device=images.device))
         position += len(part)
-    return statistics_from(unflatten(sums.flat(), layout))
+    return statistics_from(sums.split(sums.flat()))
 
 
 @torch.no_grad()

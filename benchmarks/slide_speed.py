@@ -40,9 +40,10 @@ def make_slide(path: Path, side: int) -> None:
         LONG,
         LONG8,
         SHORT,
-        Directory,
         Part,
         PyramidFormat,
+        Tags,
+        encode_directory,
         encode_header,
     )
 
@@ -64,22 +65,20 @@ def make_slide(path: Path, side: int) -> None:
     used = [
         parts[row % PATTERN_TILES * PATTERN_TILES + column % PATTERN_TILES] for row, column in np.ndindex(down, across)
     ]
-    directory = Directory(
-        {
-            256: (LONG, [side]),
-            257: (LONG, [side]),
-            258: (SHORT, [8, 8, 8]),
-            259: (SHORT, [8]),
-            262: (SHORT, [2]),
-            277: (SHORT, [3]),
-            284: (SHORT, [1]),
-            322: (LONG, [TILE_PX]),
-            323: (LONG, [TILE_PX]),
-            324: (LONG8, [part.offset for part in used]),
-            325: (LONG8, [part.length for part in used]),
-        }
-    )
-    path.write_bytes(encode_header(len(content)) + content[HEADER_BYTES:] + directory.encode(len(content)))
+    directory: Tags = {
+        256: (LONG, [side]),
+        257: (LONG, [side]),
+        258: (SHORT, [8, 8, 8]),
+        259: (SHORT, [8]),
+        262: (SHORT, [2]),
+        277: (SHORT, [3]),
+        284: (SHORT, [1]),
+        322: (LONG, [TILE_PX]),
+        323: (LONG, [TILE_PX]),
+        324: (LONG8, [part.offset for part in used]),
+        325: (LONG8, [part.length for part in used]),
+    }
+    path.write_bytes(encode_header(len(content)) + content[HEADER_BYTES:] + encode_directory(directory, len(content)))
 
 
 def make_weights(path: Path, networks: str, ngf: int = 64) -> None:

@@ -9,7 +9,7 @@ from plain_classifier import PlainClassifier
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from paceline.contracts.recipe import Best, DataSpec, NoSettings
+from paceline.contracts.recipe import DataSpec, Evaluation, NoSettings
 
 WIDTH = 5  # not a multiple of the number of processes, so that their parts differ in size
 
@@ -29,7 +29,7 @@ class Block(nn.Module):
 class Blocky(PlainClassifier):
     """A classifier with four blocks."""
 
-    best = Best("validation/top1", "max")
+    evaluation = Evaluation("accuracy", best="validation/top1")
     defaults: ClassVar[dict[str, Any]] = {
         "data": "digits",
         "size": 8,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Draw, Evaluation, Loss, Phase, Recipe
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Duet(Recipe):
     """A generator, a critic that trains twice per step, and a penalty every third step."""
 
     Settings = DuetSettings
-    evaluator = "accuracy"
+    evaluation = Evaluation("accuracy")
     defaults: ClassVar[dict[str, Any]] = {
         "data": "digits",
         "size": 8,

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Evaluation, Loss, Phase, Recipe
 from paceline.core.errors import UserError
 
 WORK_SECONDS = 0.04  # the own work of a healthy rank in a step
@@ -49,7 +49,7 @@ class Faulty(Recipe):
     """A classifier with two BatchNorms, whose statistics the ranks exchange."""
 
     Settings = FaultySettings
-    evaluator = "accuracy"
+    evaluation = Evaluation("accuracy")
     defaults: ClassVar[dict[str, Any]] = {
         "data": "digits",
         "size": 8,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, Evaluation, Loss, Phase, Recipe
 
 
 class PlainClassifier(Recipe):
     """A recipe that trains the network `classifier` with the cross-entropy loss."""
 
-    evaluator = "accuracy"
+    evaluation = Evaluation("accuracy")
     phases = (Phase("classifier", "classifier"),)
     classifier: nn.Module
 

@@ -11,6 +11,7 @@ from torch import nn
 from paceline.commands.configure import configure
 from paceline.commands.verify import trace_strategy
 from paceline.contracts.phase import Loss, Phase
+from paceline.contracts.recipe import single_networks
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
 from paceline.parallel.shards import is_sharded
@@ -147,5 +148,5 @@ def print_gathered(recipe: str) -> None:
 
 
 def _whole_networks(parts: Parts) -> list[str]:
-    networks = parts.recipe.single_networks.items()
+    networks = single_networks(parts.recipe).items()
     return [name for name, network in networks if not any(is_sharded(p) for p in network.parameters())]

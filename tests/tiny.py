@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, Best, DataSpec, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Evaluation, Loss, Phase, Recipe
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ class Tiny(Recipe):
     """A classifier with one convolution and one linear layer."""
 
     Settings = TinySettings
-    evaluator = "accuracy"
-    best = Best("validation/top1", "max")
+    evaluation = Evaluation("accuracy", best="validation/top1")
     defaults: ClassVar[dict[str, Any]] = {
         "data": "digits",
         "size": 8,

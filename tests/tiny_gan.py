@@ -8,15 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.contracts.recipe import Batch, Best, DataSpec, Draw, Loss, NoSettings, Phase, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Draw, Evaluation, Loss, NoSettings, Phase, Recipe
 
 
 class TinyGan(Recipe):
     """A generator and a discriminator with one layer each."""
 
-    evaluator = "generation"
-    evaluated_on = "train"
-    best = Best("train/FID", "min")
+    evaluation = Evaluation("generation", best="train/FID", mode="min", split="train")
     generates = True
     defaults: ClassVar[dict[str, Any]] = {
         "data": "digits",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from paceline.commands.verify import Difference, VerifyResult
     from paceline.config.settings import RunSettings, setting
     from paceline.contracts.data_spec import DataSpec
-    from paceline.contracts.phase import Batch, Best, Clock, Draw, Loss, Phase
+    from paceline.contracts.phase import Batch, Clock, Draw, Evaluation, Loss, Phase, Weights
     from paceline.contracts.recipe import Recipe
     from paceline.core.errors import UserError
     from paceline.core.types import SettingValue, SettingValues, StrPath
@@ -40,12 +40,12 @@ __version__ = "0.2.0"
 __all__ = [
     "ArraySource",
     "Batch",
-    "Best",
     "Case",
     "Clock",
     "DataSpec",
     "Difference",
     "Draw",
+    "Evaluation",
     "Evaluator",
     "Loader",
     "Logger",
@@ -59,6 +59,7 @@ __all__ = [
     "TrainResult",
     "UserError",
     "VerifyResult",
+    "Weights",
     "load",
     "setting",
     "train",
@@ -69,7 +70,7 @@ _MODULES = {  # the modules that define the public names, imported when a name i
     "paceline.commands.verify": ("Difference", "VerifyResult"),
     "paceline.config.settings": ("RunSettings", "setting"),
     "paceline.contracts.data_spec": ("DataSpec",),
-    "paceline.contracts.phase": ("Batch", "Best", "Clock", "Draw", "Loss", "Phase"),
+    "paceline.contracts.phase": ("Batch", "Clock", "Draw", "Evaluation", "Loss", "Phase", "Weights"),
     "paceline.contracts.recipe": ("Recipe",),
     "paceline.core.errors": ("UserError",),
     "paceline.data.loader": ("Loader",),

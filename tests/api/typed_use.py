@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import paceline
-from paceline import Batch, Best, DataSpec, Difference, Draw, Loss, Phase, Recipe, setting
+from paceline import Batch, DataSpec, Difference, Draw, Evaluation, Loss, Phase, Recipe, setting
 
 
 def use() -> None:
@@ -74,7 +74,7 @@ class Classifier(Recipe):
 
     Settings = ClassifierSettings
     defaults = {"data": "digits", "batch_size": 64, "classifier": {"lr": 1e-3}}
-    evaluator, best = "accuracy", Best("validation/top1", "max")
+    evaluation = Evaluation("accuracy", best="validation/top1", mode="max")
     phases = (Phase("classifier", network="classifier"),)
 
     def __init__(self, settings: ClassifierSettings, spec: DataSpec) -> None:

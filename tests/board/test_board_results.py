@@ -63,7 +63,7 @@ def test_a_line_across_two_chunks_is_found(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "rank-3.txt").write_bytes(b"first line\nsecond \xff line\r\nlast")
     files = LocalFiles(tmp_path)
     entry = logs.log_files(files, "")[3]
-    assert [match.text for match in logs.search(files, entry, "LINE").matches] == ["first line", "second \ufffd line"]
+    assert [text for _, text in logs.search(files, entry, "LINE").matches] == ["first line", "second \ufffd line"]
     assert logs.search(files, entry, "last").matches == [(3, "last")]
     monkeypatch.setattr(logs, "MAX_SEARCHED_BYTES", 10)
     assert logs.search(files, entry, "first").total == 0

@@ -9,6 +9,7 @@ import shutil
 import struct
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from paceline.board.files import RemoteFiles, open_files
 from paceline.board.gallery import Gallery, Requests
 from paceline.board.logs import tail
 from paceline.board.metrics import CAPACITY, LARGE, MAX_NAMES, MetricsReader, Series
-from paceline.board.run import RunSummary, make_row
+from paceline.board.run import make_row
 from paceline.core.errors import UserError
 from paceline.runs.folder import RunFolder
 
@@ -255,7 +256,7 @@ STRANGE = {  # content of metrics.jsonl: number of valid lines, number of broken
 
 
 @pytest.fixture(scope="module")
-def strange_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunSummary]:
+def strange_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Summaries of runs with strange metrics, as JSON without NaN."""
     root = tmp_path_factory.mktemp("strange")
     for name, (content, *_) in STRANGE.items():
@@ -272,13 +273,13 @@ def strange_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunSumma
 
 
 @pytest.mark.parametrize("kind", STRANGE)
-def test_strange_metrics_are_read_as_far_as_possible(kind: str, strange_runs: dict[str, RunSummary]) -> None:
+def test_strange_metrics_are_read_as_far_as_possible(kind: str, strange_runs: dict[str, dict[str, Any]]) -> None:
     _, lines, broken, last = STRANGE[kind]
     run = strange_runs[kind]
     assert (run["lines"], run["broken_lines"], run["last_values"].get("net/loss")) == (lines, broken, last)
 
 
-def test_a_run_with_empty_files_is_listed(strange_runs: dict[str, RunSummary]) -> None:
+def test_a_run_with_empty_files_is_listed(strange_runs: dict[str, dict[str, Any]]) -> None:
     assert strange_runs["empty files"]["state"] == "unknown" and strange_runs["empty files"]["lines"] == 0
 
 
@@ -422,9 +423,9 @@ def test_a_large_file_is_sampled_first_and_then_read_to_its_end(tmp_path: Path) 
     assert points.shape[1] <= CAPACITY and points[4].max() == 30000 and points[3].min() == 1
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 1000, 100_000])
+@pytest.mark.parametrize("chunk", [7, 1000, 100_000])
 def test_a_long_series_keeps_its_mean_and_range_for_any_chunk_size(chunk: int) -> None:
-    num = 3 * CAPACITY + 5 if chunk == 1 else 50_003
+    num = 50_003
     values = np.sin(np.arange(num) / 50) + np.random.default_rng(0).normal(size=num)
     values[100:140] = np.nan
     series = Series()

@@ -109,6 +109,9 @@ def test_a_lost_host_rejoins_and_the_run_finishes(pair: Pair, lost: int) -> None
     if lost:  # the remaining host continues alone
         wait_until(lambda: pair.count(1) > 4, pair.running[0])
     pair.running[lost] = pair.start(lost)
+    if lost:  # the remaining process is held when its launcher stops it, and saves after its next step
+        wait_until(lambda: "saving a checkpoint after this step" in pair.running[0].stdout, pair.running[0])
+        pair.holds.hold("loss", after=STEPS_UNTIL_HELD + 2)
     wait_until(lambda: pair.count(2) > before + 4, pair.running[1 - lost])
     pair.holds.release("loss")
     assert [running.wait(2 * TIMEOUT_SECONDS) for running in pair.running] == [0, 0], [r.stderr for r in pair.running]

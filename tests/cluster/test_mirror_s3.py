@@ -15,7 +15,7 @@ from running import Running, metrics_without_times, run_fork, start_fork, wait_u
 from s3_server import BUCKET, S3Server
 
 from paceline.core.files import checksum_of_file
-from paceline.runs.mirror.published import Destination, list_manifests, open_destination, read_manifest
+from paceline.runs.mirror.published import Destination, list_manifests, read_manifest
 from paceline.runs.status import MirrorState, Status
 from paceline.training.stop import MIRROR_INCOMPLETE
 
@@ -48,7 +48,7 @@ def test_mirrored_runs_lose_nothing_when_the_server_is_killed_during_uploads(tmp
     expected = weights_of(tmp_path / "whole")
     for number in range(10):
         run, url = tmp_path / f"run-{number}", f"s3://{BUCKET}/kills/{number}"
-        destination = open_destination(url, "--mirror")
+        destination = Destination(url, "--mirror")
         running = start_fork(tmp_path, *command, "--out", run.name, "--mirror", url, environment=server.environment)
         at = chance.choice([32, 64, 96, 160])
         wait_until(lambda run=run, at=at: mirrored(run) >= at, running)
@@ -99,7 +99,7 @@ def test_a_run_resumes_from_the_mirror_alone_on_an_empty_disk(tmp_path: Path, se
     assert again.wait() == 0 and "restored the run at" in again.stdout, again.stderr
     assert weights_of(tmp_path / "elsewhere") == weights_of(tmp_path / "whole")
     assert metrics_without_times(tmp_path / "elsewhere") == metrics_without_times(tmp_path / "whole")
-    assert 480 in whole_snapshots(open_destination(url, "--mirror"), tmp_path / "scratch")
+    assert 480 in whole_snapshots(Destination(url, "--mirror"), tmp_path / "scratch")
 
 
 @pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"])

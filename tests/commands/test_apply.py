@@ -423,11 +423,11 @@ def test_results_are_written_in_the_chosen_format(format_, tmp_path):
 def test_a_failed_compilation_is_reported_once_and_the_images_are_processed(tmp_path, monkeypatch, capsys):
     forward, calls = TileRunner._forward, []
 
-    def failing_first(self, batch, stored):
-        calls.append(len(batch))
+    def failing_first(self, inputs):
+        calls.append(len(inputs))
         if len(calls) == 1:
             raise RuntimeError("no C compiler\nmore lines")
-        return forward(self, batch, stored)
+        return forward(self, inputs)
 
     monkeypatch.setattr(TileRunner, "_forward", failing_first)
     assert apply("super_resolution.safetensors", "photos", "--out", tmp_path, "--compile", "on") == 0

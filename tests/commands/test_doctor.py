@@ -24,7 +24,7 @@ from paceline.parallel.strategy import Strategy
 from paceline.parallel.world import World
 from paceline.runs import provenance
 from paceline.runs.provenance import SELF_TEST, cache_file, graph_obstacle
-from paceline.training.graph import RunStep
+from paceline.training.graph import RunStep, eager_steps
 from paceline.training.loss_log import Entry
 from paceline.training.step import Step
 
@@ -66,7 +66,8 @@ def test_what_this_machine_lacks_is_listed_with_the_reason_or_the_install_comman
     missing = "package no_such_package.inside is not installed: pip install 'paceline[lightning]'"
     assert found["lightning"][0] == "no" and missing in found["lightning"][1]
     for name, strategy in ((name, load_class("strategy", name, Strategy)) for name in found.keys() - {"lightning"}):
-        assert found[name][0] == ("no" if strategy.cpu_obstacle else "yes") and strategy.cpu_obstacle in found[name][1]
+        obstacle = strategy.why_not("cpu")
+        assert found[name][0] == ("no" if obstacle else "yes") and obstacle in found[name][1]
     assert found.keys() == set(names("strategy"))
 
 
@@ -118,7 +119,7 @@ class Wrong:
 
     def __call__(self, data: StepData) -> list[Entry]:
         self.calls += 1
-        return [] if self.calls == self.step.strategy.eager_steps + 4 else self.step(data)
+        return [] if self.calls == eager_steps(self.step.strategy) + 4 else self.step(data)
 
 
 def check(capture: Callable[[Step], RunStep]) -> ReplayCheck:

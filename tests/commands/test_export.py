@@ -183,11 +183,11 @@ def test_damaged_weights_are_not_exported(tmp_path, capsys):
 
 DICE = """
 from torch import nn
-from paceline.contracts.recipe import Draw, Loss, Phase, Recipe
+from paceline.contracts.recipe import Draw, Evaluation, Loss, Phase, Recipe
 
 
 class Dice(Recipe):
-    evaluator = "accuracy"
+    evaluation = Evaluation("accuracy")
     phases = (Phase("net", "net"),)
 
     def __init__(self, settings, spec):

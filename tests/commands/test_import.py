@@ -357,7 +357,7 @@ from pathlib import Path
 
 from torch import nn
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Loss, Phase, Recipe
+from paceline.contracts.recipe import Loss, Phase, Recipe, Weights
 
 @dataclass(frozen=True)
 class OwnSettings:
@@ -365,7 +365,7 @@ class OwnSettings:
 
 class Own(Recipe):
     Settings = OwnSettings
-    importer = str(Path(__file__).with_name("own_importer.py"))
+    weights = Weights(importer=str(Path(__file__).with_name("own_importer.py")))
     phases = (Phase("net", "net"),)
 
     def __init__(self, settings, spec):

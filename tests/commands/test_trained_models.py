@@ -244,7 +244,7 @@ def test_an_unavailable_device_is_reported():
     with pytest.raises(UserError, match="device='gpu': expected 'cpu', 'cuda' or a GPU index"):
         paceline.load("classifier", device="gpu")
     wrong = "cuda:99" if torch.cuda.is_available() else "cuda"
-    with pytest.raises(UserError, match=f"device='{wrong}': (no CUDA device is visible|there is no such GPU)"):
+    with pytest.raises(UserError, match=f"device='{wrong}': expected 'cpu', 'cuda' or a GPU index"):
         paceline.load("classifier", device=wrong)
 
 

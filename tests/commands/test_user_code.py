@@ -64,23 +64,24 @@ def test_files_in_the_current_folder_do_not_replace_modules_in_the_processes_of_
 
 PREDICT = 'return {"logits": self.classifier(batch["image"])}'
 PREVIEW = "    def preview(self, batch):\n        return batch['image']\n\n    def predict("
+EVALUATION = 'Evaluation("accuracy", best="validation/top1", mode="max")'
 MISTAKES_IN_RECIPE = [
     ("return Loss(", "return dict(", "phase 'classifier': the loss is a dict: return paceline.Loss("),
     ("label_smoothing=self", "reduction='none', label_smoothing=self", "has the shape [64]: return its mean over"),
     ('return Loss({"', 'return Loss({"a": 0.5, "', "phase 'classifier': loss term 'a' is of type float: return"),
     ("cross_entropy(logits,", "cross_entropy(logits.detach(),", "phase 'classifier': no loss term depends on"),
     ("@dataclass(frozen=True)\n", "", "recipe './mine.py': its Settings must be a frozen @dataclass; decorate"),
-    ("(logits, batch", "(logits, bach", "mine.py:68: NameError: name 'bach' is not defined; correct it"),
+    ("(logits, batch", "(logits, bach", "mine.py:67: NameError: name 'bach' is not defined; correct it"),
     ("classifier_loss(self, batch", "classifier_loss(self, a, batch", "classifier_loss(self, batch): has different"),
-    ('Best("validation/top1", mode="max")', '"validation/top1"', "best = validation/top1: expected a Best; correct"),
+    (EVALUATION, '"accuracy"', "evaluation = accuracy: expected Evaluation(…); correct"),
     ('(Phase("classifier", network="classifier"),)', '("classifier",)', "phases = ('classifier',): expected only"),
     ('ema = ("classifier",)', 'ema = "classifier"', "ema = classifier: expected a tuple; correct the declaration"),
-    ('batch["label"], l', 'batch["labels"], l', "mine.py:68: KeyError: 'labels'; correct it"),
+    ('batch["label"], l', 'batch["labels"], l', "mine.py:67: KeyError: 'labels'; correct it"),
     ("Loss({", "Loss(shared=batch['image'], terms={", "shared value '' is of type Tensor: return a tensor in a dict"),
     ("Loss({", "Loss(signals={'a': 1.0}, terms={", "signal 'a' is of type float: return a tensor in a dict"),
     ("super().__init__(settings, spec)", "pass", "mine.py:"),
     ("super().__init__(settings, spec)", "super().__init__()", "mine.py:"),
-    ('mode="max"', 'mode="maximum"', "best has the mode 'maximum'; use 'min' or 'max'"),
+    ('mode="max"', 'mode="maximum"', "evaluation has the mode 'maximum'; use 'min' or 'max'"),
     ("    def predict(", PREVIEW, ".preview: returned no images: return {caption: [n, c, h, w]}"),
     (PREDICT, PREDICT.replace("logits", "logitz"), "evaluator 'accuracy': update fails"),
     (PREDICT, PREDICT.replace("classifier", "clasifier"), "): AttributeError"),
@@ -92,8 +93,8 @@ MISTAKES_IN_SAMPLES = [
     (PIXELS, "[..., None]", "'image' is a float64 array of shape [16, 16, 1]: return"),
     (PIXELS, ".astype(np.uint8)", "'image' is a uint8 array of shape [16, 16]: return a"),
     ("label.astype(np.int64)", "label.astype(np.float32)", "'label' is a float32 array of shape []: return"),
-    ("channels=1", "channels=3", "spec.channels is 3"),
-    (PIXELS, ".astype(np.uint8)[:, None]", "its channels come first"),
+    ("channels=1", "channels=3", "return a uint8 array of shape [height, width, 3]"),
+    (PIXELS, ".astype(np.uint8)[:, None]", "of shape [1, 16, 16]: return a uint8 array of shape [height, width, 1]"),
     ("label.astype(np.int64)", "(label + 1).astype(np.int64)", "a label is 2, but spec.num_classes is 2"),
 ]
 
@@ -170,7 +171,7 @@ def test_every_command_reports_an_exception_in_a_recipe_in_one_line(
     own = new("recipe", "mine", tmp_path)
     own.write_text(own.read_text().replace("width = settings.width", "width = settings.widht"))
     line = rejected(command, "./mine.py", "--accelerator", "cpu")
-    assert "mine.py:51: AttributeError" in line and line.endswith("; correct it")
+    assert "mine.py:50: AttributeError" in line and line.endswith("; correct it")
 
 
 def test_an_exception_in_code_of_paceline_keeps_its_traceback(

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import errno
+import os
+from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
 
+from paceline.cli.app import run
 from paceline.core.errors import describe_limit
+from paceline.core.files import write_file, write_json
 
 
 def fail_in(module: str, error: Exception) -> Exception:
@@ -40,6 +47,46 @@ def test_a_path_that_is_too_long_is_described_with_a_remedy() -> None:
 def test_a_failed_or_protected_disk_is_described_with_its_place_and_a_remedy() -> None:
     assert describe_limit(OSError(errno.ENOSPC, "full", "a.png")).startswith("a.png: full: check the permissions")
     assert describe_limit(PermissionError(errno.EACCES, "denied")).startswith("denied: check the permissions")
+
+
+def test_a_folder_in_place_of_a_file_is_described_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "status.json").mkdir()
+    for write in (write_file, write_json):
+        with pytest.raises(OSError) as caught:
+            write(tmp_path / "status.json", "")
+        line = describe_limit(caught.value)
+        assert line.startswith(f"{tmp_path / 'status.json'}: ") and line.endswith("check what is at this path")
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_cannot_flush_is_used_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    write_file(tmp_path / "file", "content")
+    assert (tmp_path / "file").read_text() == "content"
+
+
+def test_a_command_in_a_folder_that_was_removed_ends_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert run(["settings"]) == 2
+    assert "the working directory was removed" in capsys.readouterr().err
+
+
+def test_a_message_that_quotes_a_damaged_file_is_shortened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file({"weight": torch.zeros(1)}, "w.safetensors", {"paceline.format": "9" * 50_000})
+    Image.new("RGB", (8, 8)).save("image.png")
+    assert run(["predict", "w.safetensors", "image.png"]) == 2
+    assert 100 < len(capsys.readouterr().err) < 4000
 
 
 @pytest.mark.parametrize(

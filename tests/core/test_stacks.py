@@ -47,12 +47,6 @@ def test_a_python_handler_of_the_signal_keeps_working(tmp_path: Path) -> None:
     assert run_program(tmp_path, before, during, after) == ""
 
 
-def test_a_signal_that_faulthandler_handles_for_the_program_keeps_working(tmp_path: Path) -> None:
-    before = "faulthandler.register(STACK_SIGNAL, own)"
-    assert run_program(tmp_path, before, f"assert not dumps; {SEND}", f"{SEND}; own.flush()") == ""
-    assert (tmp_path / "own.txt").read_text().count("most recent call first") == 3
-
-
 def test_the_default_effect_of_the_signal_is_restored_unless_a_launcher_may_still_send_it(tmp_path: Path) -> None:
     default = "assert not int(next(line.split()[1] for line in open('/proc/self/status') if 'SigIgn' in line), 16)"
     run_program(tmp_path, after=f"{default} >> (STACK_SIGNAL - 1) & 1")

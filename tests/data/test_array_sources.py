@@ -17,21 +17,14 @@ from paceline.data.sources.digits import Digits
 from paceline.data.sources.npz import Npz
 
 
-def test_digits_have_a_fixed_four_to_one_split() -> None:
+def test_digits_have_a_fixed_four_to_one_split_and_32_pixels_by_default(tmp_path: Path) -> None:
     training, test = Digits("train", RunSettings(size=8)), Digits("test", RunSettings(size=8))
     assert (len(training), len(test)) == (1438, 359)
     every = np.concatenate([training.arrays["image"], test.arrays["image"]])
     assert every.max() == 255 and every.min() == 0
     assert test.arrays["label"][:8].tolist() == [2, 2, 3, 4, 9, 5, 9, 9]
-
-
-def test_digits_are_32_pixels_wide_by_default() -> None:
-    assert Digits("test", RunSettings()).spec.height == 32
-    assert Digits("test", RunSettings(size=8)).spec.height == 8
-
-
-def test_digits_reject_a_folder_that_they_would_not_read(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--data folder"):
+    assert (Digits("test", RunSettings()).spec.height, test.spec.height) == (32, 8)
+    with pytest.raises(UserError, match="--data folder"):  # a folder that would not be read
         Digits("train", RunSettings(data_root=str(tmp_path)))
 
 

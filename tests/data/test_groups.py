@@ -43,7 +43,7 @@ def scenes_of(paths: list[Path]) -> set[str]:
 
 
 def files_of(source: Any) -> list[Path]:
-    return source.paths if isinstance(source, Folder) else [files["image"] for files in source.files]
+    return [files["image"] for files in source.files]
 
 
 SOURCES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
@@ -144,7 +144,7 @@ def test_high_and_low_resolution_images_may_be_in_one_folder(high: str, tmp_path
         write(tmp_path / f"{number}_LR.png", (4, 8))
     options = {"data": "photos", "data_root": str(tmp_path), "low_suffix": "_LR", "high_suffix": high}
     sources = [Photos(split, PhotoSettings(**options)) for split in Photos.splits]
-    assert sum(map(len, sources)) == 5 and {source.scale for source in sources} == {4}
+    assert sum(map(len, sources)) == 5 and {source.spec.scale for source in sources} == {4}
     for source in sources:
         assert source.read(0)["low"].shape == (4, 8, 3)
         assert all(

@@ -5,10 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +13,7 @@ import pytest
 import torch
 from endless import endless
 from made_data import raw_batches
-from running import TIMEOUT_SECONDS, wait_until
+from running import Running, has_ended, start_function_in_ranks, wait_until
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
@@ -82,18 +79,21 @@ def test_every_loader_is_tested_here_or_in_test_dali() -> None:
 def test_batches_contain_the_requested_samples_and_random_numbers(
     name: str, workers: int, device: torch.device, digits: Source
 ) -> None:
-    for batch, request in zip(
-        take(build(name, digits, device, workers), digits, 12), endless(digits, BATCH, seed=0), strict=False
-    ):
-        expected = digits.read_many(request.index)
-        assert all(value.device == device for value in batch.values())
-        assert batch.keys() == {"image", "label", "index", "uniforms"}
-        assert np.array_equal(batch["image"].cpu().permute(0, 2, 3, 1).numpy(), expected["image"])
-        assert np.array_equal(batch["label"].cpu().numpy(), expected["label"])
-        assert np.array_equal(batch["index"].cpu().numpy(), request.index)
-        assert np.array_equal(batch["uniforms"].cpu().numpy(), request.uniforms)
-        assert batch["image"].dtype == torch.uint8 and batch["label"].dtype == torch.int64
-        assert batch["index"].dtype == torch.int64 and batch["uniforms"].dtype == torch.float32
+    random_state = torch.get_rng_state()
+    loader = build(name, digits, device, workers)
+    for batch, request in zip(take(loader, digits, 12), endless(digits, BATCH, seed=0), strict=False):
+        expected = digits.read_many(request.index) | request._asdict()
+        assert batch.keys() == expected.keys() and all(value.device == device for value in batch.values())
+        batch["image"] = batch["image"].permute(0, 2, 3, 1)
+        for field, values in expected.items():
+            assert (
+                np.array_equal(batch[field].cpu().numpy(), values) and batch[field].cpu().numpy().dtype == values.dtype
+            )
+    requests = [in_order(start, min(start + 100, len(digits))) for start in range(0, len(digits), 100)]
+    evaluated = list(raw_batches(build(name, digits, device, workers), requests))
+    assert [len(batch["index"]) for batch in evaluated] == [100, 100, 100, 59]
+    assert torch.equal(torch.cat([batch["index"] for batch in evaluated]).cpu(), torch.arange(len(digits)))
+    assert torch.equal(torch.get_rng_state(), random_state)
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
@@ -115,26 +115,10 @@ def test_prepared_batches_are_bit_identical_for_every_loader_and_device(
 
 
 @pytest.mark.parametrize(("name", "workers"), SETUPS)
-def test_the_last_batch_of_an_evaluation_may_be_short(name: str, workers: int, digits: Source) -> None:
-    loader = build(name, digits, workers=workers)
-    requests = [in_order(start, min(start + 100, len(digits))) for start in range(0, len(digits), 100)]
-    batches = list(raw_batches(loader, requests))
-    assert [len(batch["index"]) for batch in batches] == [100, 100, 100, 59]
-    assert torch.equal(torch.cat([batch["index"] for batch in batches]), torch.arange(len(digits)))
-
-
-@pytest.mark.parametrize(("name", "workers"), SETUPS)
 def test_a_user_error_in_a_worker_prints_one_line(name: str, workers: int) -> None:
     with pytest.raises(UserError) as raised:
         take(build(name, Slow(), workers=workers), Slow(), 4)
     assert str(raised.value) == "images/99.png: unreadable image"
-
-
-@pytest.mark.parametrize(("name", "workers"), SETUPS)
-def test_loading_leaves_the_torch_random_state_unchanged(name: str, workers: int, digits: Source) -> None:
-    before = torch.get_rng_state()
-    take(build(name, digits, workers=workers), digits, 2)
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_data_kept_in_memory_is_the_same_when_read_in_chunks(digits: Source, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,15 +131,8 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def wait_until_gone(pids: list[int]) -> None:
-    wait_until(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: all(map(has_ended, pids)))
 
 
 def test_closing_a_loader_ends_its_workers(digits: Source) -> None:
@@ -213,54 +190,41 @@ def test_two_concurrent_request_streams_do_not_interfere(digits: Source) -> None
     assert found == [0, 100, 9, 109]
 
 
-TRAINER = """
-import signal, sys, torch
-from paceline.config.settings import RunSettings
-from paceline.data.loaders.workers import Workers
-from paceline.data.source import ArraySource
-from paceline.data.stream import in_order
-from paceline.contracts.recipe import DataSpec
-import itertools, numpy as np
-
-stopped = []
-signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
-source = ArraySource({"image": np.zeros((8, 2, 2, 1), np.uint8)}, DataSpec(1, 2, 2))
-requests = (in_order(0, 8) for _ in itertools.count())
-batches = Workers(source, torch.device("cpu"), RunSettings(workers=2)).fetch(requests)
-for _ in range(2):  # one from each worker: both have begun
-    next(batches)
-print("ready", flush=True)
-while not stopped:
-    next(batches)
-for _ in range(50):
-    next(batches)
-print("orderly end", flush=True)
-"""
+def load_until_stopped() -> None:
+    """Load batches until SIGTERM arrives, and then fifty more."""
+    stopped: list[bool] = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+    source = ArraySource({"image": np.zeros((8, 2, 2, 1), np.uint8)}, DataSpec(1, 2, 2))
+    batches = Workers(source, CPU, RunSettings(workers=2)).fetch(in_order(0, 8) for _ in itertools.count())
+    for _ in range(2):  # one from each worker: both have begun
+        next(batches)
+    print("ready", flush=True)
+    while not stopped:
+        next(batches)
+    for _ in range(50):
+        next(batches)
+    print("orderly end", flush=True)
 
 
 @pytest.fixture
-def trainer() -> Iterator[subprocess.Popen[str]]:
-    """A process in a separate process group. After SIGTERM, it loads fifty more batches and then ends."""
-    process = subprocess.Popen([sys.executable, "-c", TRAINER], stdout=subprocess.PIPE, text=True, process_group=0)
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    yield process
-    process.kill()
-    process.wait()
+def trainer(tmp_path: Path) -> Running:
+    (running,) = start_function_in_ranks(tmp_path, 1, load_until_stopped)
+    wait_until(lambda: "ready" in running.stdout, running)
+    return running
 
 
-def test_workers_end_when_their_parent_is_killed(trainer: subprocess.Popen[str]) -> None:
+def test_workers_end_when_their_parent_is_killed(trainer: Running) -> None:
     workers = children(trainer.pid)
-    assert len(workers) == 2 and all(map(is_alive, workers))
+    assert len(workers) == 2 and not any(map(has_ended, workers))
     trainer.kill()
     trainer.wait()
     wait_until_gone(workers)
 
 
-def test_a_sigterm_to_the_process_group_does_not_end_the_workers(trainer: subprocess.Popen[str]) -> None:
+def test_a_sigterm_to_the_process_group_does_not_end_the_workers(trainer: Running) -> None:
     workers = children(trainer.pid)
-    os.killpg(trainer.pid, signal.SIGTERM)
-    output, _ = trainer.communicate(timeout=TIMEOUT_SECONDS)
-    assert output == "orderly end\n" and trainer.returncode == 0
+    trainer.interrupt_group(signal.SIGTERM)
+    assert trainer.wait() == 0 and trainer.stdout == "ready\norderly end\n"
     wait_until_gone(workers)
 
 

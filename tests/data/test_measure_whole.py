@@ -42,42 +42,31 @@ def write(root: Path, name: str, count: int) -> None:
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_all_samples_in_a_folder_without_a_test_split_are_evaluated(name: str, tmp_path: Path) -> None:
+    source, settings = source_class(name), settings_of(name, tmp_path)
+    write(tmp_path, name, 1)
+    with pytest.raises(UserError, match="too few to train and test on; add more, or set --test-root"):
+        source("test", settings)
+    assert len(source("test", source.measure_whole(settings))) == 1
     write(tmp_path, name, COUNT)
-    settings = settings_of(name, tmp_path)
-    assert len(source_class(name)("test", settings)) == COUNT // 5
-    whole = source_class(name)("test", source_class(name).measure_whole(settings))
+    assert len(source("test", settings)) == COUNT // 5
+    whole = source("test", source.measure_whole(settings))
     names = [Path(whole.name_of(index)).name for index in range(len(whole))]
     assert names == [f"{number}.png" for number in range(COUNT)]
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_one_sample_is_enough_to_evaluate(name: str, tmp_path: Path) -> None:
-    write(tmp_path, name, 1)
-    settings = settings_of(name, tmp_path)
-    with pytest.raises(UserError, match="too few to train and test on; add more, or set --test-root"):
-        source_class(name)("test", settings)
-    assert len(source_class(name)("test", source_class(name).measure_whole(settings))) == 1
-
-
-@pytest.mark.parametrize("name", FOLDERS)
-def test_only_the_test_split_is_evaluated_if_there_is_one(name: str, tmp_path: Path) -> None:
+def test_only_the_test_split_or_folder_is_evaluated_if_there_is_one(name: str, tmp_path: Path) -> None:
     write(tmp_path / "train", name, 3)
     write(tmp_path / "test", name, 2)
-    settings = settings_of(name, tmp_path)
-    assert source_class(name).measure_whole(settings) == settings
-    assert len(source_class(name)("test", settings)) == 2
-
-
-@pytest.mark.parametrize("name", FOLDERS)
-def test_with_a_separate_test_folder_all_other_data_is_used_for_training(name: str, tmp_path: Path) -> None:
+    source, settings = source_class(name), settings_of(name, tmp_path)
+    assert source.measure_whole(settings) == settings and len(source("test", settings)) == 2
     write(tmp_path / "own", name, 5)
     write(tmp_path / "other", name, 4)
     settings = settings_of(name, tmp_path / "own", test_root=str(tmp_path / "other"))
-    assert [len(source_class(name)(split, settings)) for split in ("train", "test")] == [5, 4]
-    assert source_class(name).measure_whole(settings) == settings
-    missing = settings_of(name, tmp_path / "own", test_root=str(tmp_path / "nowhere"))
+    assert [len(source(split, settings)) for split in ("train", "test")] == [5, 4]
+    assert source.measure_whole(settings) == settings
     with pytest.raises(UserError, match=r"--test-root .*nowhere: no such folder"):
-        source_class(name)("test", missing)
+        source("test", settings_of(name, tmp_path / "own", test_root=str(tmp_path / "nowhere")))
 
 
 def test_classes_keep_their_labels_if_the_whole_folder_is_evaluated(tmp_path: Path) -> None:
@@ -86,9 +75,6 @@ def test_classes_keep_their_labels_if_the_whole_folder_is_evaluated(tmp_path: Pa
     settings = settings_of("folder", tmp_path, size=SIDE)
     whole = source_class("folder")("test", source_class("folder").measure_whole(settings))
     assert [int(whole.read(index)["label"]) for index in range(len(whole))] == [0] * 4 + [1] * 6
-    other = settings_of("folder", tmp_path, test_root=str(tmp_path / "nowhere"))
-    with pytest.raises(UserError, match=r"--test-root .*nowhere: no such folder"):
-        source_class("folder")("test", other)
 
 
 def test_panels_in_folders_named_a_and_b_are_evaluated_on_their_test_split(tmp_path: Path) -> None:

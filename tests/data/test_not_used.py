@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from running import run_fork
 
+from paceline.cli.app import run
 from paceline.commands.pack import pack
 from paceline.config.flags import PhotoSettings, SeparateTestFolder
 from paceline.core.errors import UserError
@@ -51,16 +51,16 @@ def test_pack_lists_all_unusable_files(
     check(tmp_path / "packed.not_used.txt", capsys.readouterr().out)
 
 
-def test_train_lists_all_unusable_files_in_the_run_folder(classes: Path, tmp_path: Path) -> None:
-    recipe = str(Path(__file__).parents[1] / "tiny.py")
+def test_train_lists_all_unusable_files_in_the_run_folder(
+    classes: Path, tmp_path: Path, tiny: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = ("--data", "folder", "--data-root", str(classes), "--bad-images", "skip", "--workers", "0")
     words = ("--images", "16", "--batch-size", "16", "--accelerator", "cpu", "--out", str(tmp_path / "run"))
-    trained = run_fork(tmp_path, "train", recipe, *data, *words)
-    assert trained.wait() == 0, trained.stderr
-    check(tmp_path / "run" / "not_used.txt", trained.stdout)
+    assert run(["train", tiny, *data, *words, "--set", "evaluate_every=never"]) == 0
+    check(tmp_path / "run" / "not_used.txt", capsys.readouterr().out)
 
 
-def test_many_files_that_are_left_out_are_counted_by_reason_with_three_examples_each(tmp_path: Path) -> None:
+def test_files_that_are_left_out_are_listed_or_counted_by_reason_with_three_examples_each(tmp_path: Path) -> None:
     write_images(tmp_path / "train", tmp_path / "test")
     for number in range(5):
         (tmp_path / "train" / f"text{number}.png").write_bytes(b"not an image")
@@ -74,16 +74,12 @@ def test_many_files_that_are_left_out_are_counted_by_reason_with_three_examples_
         "2 × empty file (empty0.png, empty1.png), "
         "2 × smaller than the crop of 8×8 pixels (small0.png, small1.png)",
     )
-
-
-def test_a_few_files_that_are_left_out_are_listed_with_the_details(tmp_path: Path) -> None:
-    write_images(tmp_path / "train", tmp_path / "test")
-    (tmp_path / "train" / "empty.png").touch()
-    Image.new("RGB", (7, 20)).save(tmp_path / "train" / "small.png")
+    for file in {*(tmp_path / "train").glob("text*"), *(tmp_path / "train").glob("*1.png")}:
+        file.unlink()
     source = Photos("train", PhotoSettings(data_root=str(tmp_path), crop=8, bad_images="skip", workers=1))
-    assert source.notes == (
-        f"left out 2 of 5 samples in {tmp_path / 'train'}: empty.png: unreadable image (the file is empty), "
-        "small.png: 7×20 pixels, smaller than the crop",
+    assert source.notes == (  # a few files are listed with the details
+        f"left out 2 of 4 samples in {tmp_path / 'train'}: empty0.png: unreadable image (the file is empty), "
+        "small0.png: 7×20 pixels, smaller than the crop",
     )
 
 
@@ -141,11 +137,8 @@ def test_a_validation_folder_alongside_a_test_folder_is_reported(tmp_path: Path)
         unused = root / ("valA" if name == "two" else "val")
         assert [note for note in opened["train"].notes if note.startswith(f"{unused}: not used")], name
         assert not [note for note in opened["test"].notes if "not used" in note], name
-
-
-def test_a_validation_folder_that_is_the_test_split_is_not_reported(tmp_path: Path) -> None:
-    write_images(tmp_path / "train", tmp_path / "val")
-    assert not Photos("train", PhotoSettings(data="photos", data_root=str(tmp_path))).notes
+    (tmp_path / "photos" / "test").rename(tmp_path / "tests")  # now `val` is the test split
+    assert not Photos("train", PhotoSettings(data="photos", data_root=str(tmp_path / "photos"))).notes
 
 
 def test_folders_named_train_and_val_are_not_treated_as_classes(tmp_path: Path) -> None:
@@ -161,5 +154,5 @@ def test_folders_named_train_and_val_are_not_treated_as_classes(tmp_path: Path) 
 def test_the_error_for_many_unusable_files_names_the_commands_that_list_them_all(tmp_path: Path) -> None:
     for number in range(6):
         (tmp_path / f"{number}.png").write_bytes(b"not an image")
-    with pytest.raises(UserError, match="skip to leave these files out; train and pack then list all 5 in"):
+    with pytest.raises(UserError, match="skip to leave these out; train and pack then list all 5 in"):
         Photos("train", PhotoSettings(data_root=str(tmp_path)))

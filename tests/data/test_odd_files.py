@@ -131,7 +131,7 @@ def predict_accepts(folder: Path) -> set[str]:
 def folder_accepts(folder: Path) -> set[str]:
     settings = SeparateTestFolder(data="folder", data_root=str(folder), size=8, workers=2, bad_images="skip")
     sources = [Folder(split, settings) for split in Folder.splits]
-    return {path.name for source in sources for path in source.paths}
+    return {files["image"].name for source in sources for files in source.files}
 
 
 def photos_accept(folder: Path) -> set[str]:

@@ -181,14 +181,6 @@ def test_settings_fixed_by_packing_cannot_be_changed_later(packed: Path) -> None
         open_packed(packed, "validation")
 
 
-def test_unreadable_images_are_left_out_of_a_pack_if_bad_images_is_skip(photos: Path, tmp_path: Path) -> None:
-    (photos / "train" / "bad.png").write_bytes(b"no image")
-    with pytest.raises(UserError, match=r"bad\.png: unreadable"):
-        pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {})
-    assert pack(str(photos), str(tmp_path / "packed"), NO_FLAGS | {"bad_images": "skip"}, {}) == 0
-    assert len(open_packed(tmp_path / "packed")) == 6
-
-
 def test_the_source_to_pack_must_exist_and_be_given_only_once(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="pack nowhere: no such folder or source"):
         pack("nowhere", str(tmp_path / "packed"), NO_FLAGS, {})
@@ -199,21 +191,16 @@ def test_the_source_to_pack_must_exist_and_be_given_only_once(tmp_path: Path) ->
         pack(str(tmp_path / "one"), str(tmp_path / "packed"), NO_FLAGS | {"data_root": "other"}, {})
 
 
-@pytest.mark.parametrize("flags", [{}, {"data": "npz"}])
-def test_an_npz_file_is_packed_by_its_path(flags: dict[str, str], tmp_path: Path) -> None:
-    np.savez(tmp_path / "own.npz", x_train=random_images(6, 8, 8, 3), y_train=np.arange(6) % 2)
-    assert pack(str(tmp_path / "own.npz"), str(tmp_path / "packed"), NO_FLAGS | flags, {}) == 0
-    packed = Packed("train", RunSettings(data_root=str(tmp_path / "packed")))
-    assert len(packed) == 6 and packed.spec.num_classes == 2
-
-
-def test_a_source_name_with_a_data_root_is_not_taken_for_a_folder(
+def test_an_npz_file_is_packed_by_its_path_or_by_the_name_of_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.savez(tmp_path / "own.npz", x_train=random_images(6, 8, 8, 3), y_train=np.arange(6) % 2)
-    (tmp_path / "npz").mkdir()
+    (tmp_path / "npz").mkdir()  # the name of a source is not taken for this folder if there is a --data-root
     monkeypatch.chdir(tmp_path)
-    assert pack("npz", "packed", NO_FLAGS | {"data_root": "own.npz"}, {}) == 0
+    for origin, flags in (("own.npz", {}), ("own.npz", {"data": "npz"}), ("npz", {"data_root": "own.npz"})):
+        assert pack(origin, f"packed{len(flags)}{origin}", NO_FLAGS | flags, {}) == 0
+        packed = open_packed(tmp_path / f"packed{len(flags)}{origin}")
+        assert len(packed) == 6 and packed.spec.num_classes == 2
 
 
 def test_a_pack_that_does_not_fit_on_the_disk_is_rejected(

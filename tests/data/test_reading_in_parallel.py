@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from running import start_fork, wait_until
+from running import has_ended, start_fork, wait_until
 
 from paceline.config.flags import PhotoSettings
 from paceline.config.settings import RunSettings
@@ -123,13 +123,6 @@ class Slow(Source):
 """
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_ctrl_c_while_all_samples_are_read_ends_the_run_and_its_processes(tmp_path: Path, tiny: str) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     words = ("--data", "./slow.py", "--accelerator", "cpu", "--workers", "2", "--loader", "resident", "--out", "run")
@@ -139,4 +132,4 @@ def test_ctrl_c_while_all_samples_are_read_ends_the_run_and_its_processes(tmp_pa
     assert reader != running.pid
     running.interrupt_group()
     assert running.wait() == 130
-    wait_until(lambda: not is_alive(reader))
+    wait_until(lambda: has_ended(reader))

@@ -21,8 +21,6 @@ from running import wait_until
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.storage import files, reader
-from paceline.core.storage import files as file_systems
-from paceline.core.storage import reader as cache_module
 from paceline.core.storage.files import Span, Storage
 from paceline.core.storage.reader import Block, BlockCache
 from paceline.data.loaders.workers import Workers
@@ -82,13 +80,11 @@ def test_batches_are_read_with_few_requests(served: FileServer, tmp_path: Path) 
     open_shards(served.url, tmp_path / "first")  # makes the index
     (tmp_path / "second").mkdir()
     (tmp_path / "first" / "index").rename(tmp_path / "second" / "index")
-    source = open_shards(served.url, tmp_path / "second")
-    served.requests.clear()
-    source.read_many(np.arange(10, 20))
-    assert len(served.ranges("train-0.tar")) == 1, "adjacent blocks are read together"
-    served.requests.clear()
-    source.read_many(np.array([29, 5]))  # opening the source has read the first sample
-    assert len(served.ranges("train-0.tar")) == 2
+    source = open_shards(served.url, tmp_path / "second")  # reads the first sample
+    for rows, num_requests in ((np.arange(10, 20), 1), (np.array([29, 5]), 2)):  # adjacent blocks are read together
+        served.requests.clear()
+        source.read_many(rows)
+        assert len(served.ranges("train-0.tar")) == num_requests
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -212,7 +208,7 @@ def test_a_full_disk_disables_the_cache_with_one_line(
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache_module, "replacing", fail)
+    monkeypatch.setattr(reader, "replacing", fail)
     source = open_shards(served.url, tmp_path / "cache")
     assert np.array_equal(source.read_many(np.arange(30))["image"], IMAGES[:30])
     (line,) = capsys.readouterr().out.splitlines()
@@ -222,15 +218,20 @@ def test_a_full_disk_disables_the_cache_with_one_line(
 def test_the_cache_leaves_space_on_the_disk_free(
     served: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_module, "MIN_FREE_BYTES", 2**60)
+    monkeypatch.setattr(reader, "MIN_FREE_BYTES", 2**60)
     source = open_shards(served.url, tmp_path / "cache")
     assert np.array_equal(source.read(3)["image"], IMAGES[3]) and stored_bytes(tmp_path / "cache") == 0
 
 
-def test_without_a_cache_every_image_is_read_from_the_server(served: FileServer, tmp_path: Path) -> None:
+def test_without_a_cache_images_are_read_from_the_server_together_with_their_labels(
+    served: FileServer, tmp_path: Path
+) -> None:
     source = open_shards(served.url, tmp_path / "cache", shard_cache_gb=0)
     assert np.array_equal(source.read_many(np.arange(30))["image"], IMAGES[:30])
     assert not (tmp_path / "cache" / "blocks").exists()
+    served.requests.clear()
+    found = source.read_many(np.array([25, 3, 14]))
+    assert found["label"].tolist() == [1, 3, 2] and len(served.ranges("train-0.tar")) == 3
 
 
 def test_a_server_without_range_requests_is_reported(served: FileServer, tmp_path: Path) -> None:
@@ -315,19 +316,13 @@ def test_reading_waits_for_a_server_that_restarts(served: FileServer, tmp_path: 
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_a_server_that_stays_unreachable_ends_in_one_line(served: FileServer, tmp_path: Path) -> None:
-    source = open_shards(served.url, tmp_path / "cache", shard_cache_gb=0, shard_wait=0.5)
-    served.fails = True
-    with pytest.raises(UserError, match=r"train-0\.tar: cannot be read .*check the URL and the server"):
-        source.read(0)
-
-
+@pytest.mark.parametrize("fault", ["fails", "is_silent"])
 def test_a_server_that_stops_to_answer_ends_in_one_line(
-    served: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str, served: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_systems, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(files, "ANSWER_SECONDS", 1.0)
     source = open_shards(served.url, tmp_path / "cache", shard_cache_gb=0, shard_wait=0.5)
-    served.is_silent = True
+    setattr(served, fault, True)
     with pytest.raises(UserError, match=r"train-0\.tar: cannot be read .*check the URL and the server"):
         source.read(0)
 
@@ -340,13 +335,6 @@ def test_damaged_blocks_in_the_cache_do_not_spoil_the_index(served: FileServer, 
             block.write_bytes(bytes(block.stat().st_size))
     source = open_shards(served.url, tmp_path / "cache")
     assert np.array_equal(source.read_many(np.arange(30))["image"], IMAGES[:30])
-
-
-def test_labels_are_read_together_with_images(served: FileServer, tmp_path: Path) -> None:
-    source = open_shards(served.url, tmp_path / "cache", shard_cache_gb=0)
-    served.requests.clear()
-    found = source.read_many(np.array([25, 3, 14]))
-    assert found["label"].tolist() == [1, 3, 2] and len(served.ranges("train-0.tar")) == 3
 
 
 @pytest.mark.parametrize("cache_gb", [0, 0.01])

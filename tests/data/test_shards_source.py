@@ -9,11 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from made_data import (
     encode_png,
     random_images,
-    raw_batches,
     write_folder,
     write_pairs,
     write_panels,
@@ -24,10 +22,9 @@ from made_data import (
 from paceline.commands.pack import pack_to_shards
 from paceline.core import registry
 from paceline.core.errors import UserError
-from paceline.data.loader import Loader
 from paceline.data.source import RegisteredSources, Source
 from paceline.data.sources.shards import Shards
-from paceline.data.stream import Shuffle, Stream, tickets
+from paceline.data.stream import Shuffle, tickets
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 IMAGES = [encode_png(image) for image in random_images(6, 10, 12, 3)]
@@ -142,25 +139,6 @@ def test_digits_are_packed_into_shards_and_packing_resumes_after_the_last_comple
         file.write(b"x")
     with pytest.raises(UserError, match=r"train-000001\.tar: does not match its index"):
         pack_to_shards("digits", str(shards), {"workers": 0}, {}, 1)
-
-
-@pytest.mark.parametrize(("loader", "workers"), [("workers", 0), ("workers", 2), ("resident", 0)])
-def test_loaders_give_the_same_batches_as_from_a_folder(
-    loader: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_folder(tmp_path / "origin", monkeypatch)
-    assert pack_to_shards(str(tmp_path / "origin"), str(tmp_path / "shards"), {"data": "folder"}, {}, 1) == 0
-    batches = []
-    for source in (open_shards(tmp_path / "shards", size=8), open_other("folder", tmp_path / "origin", size=8)):
-        stream = Stream(3, len(source))
-        made = registry.load_class("loader", loader, Loader)(
-            source, torch.device("cpu"), Shards.Settings(workers=workers)
-        )
-        requests = (stream.take(start, start + 3) for start in range(0, 21, 3))
-        batches.append(list(raw_batches(made, requests)))
-        made.close()
-    for one, other in zip(*batches, strict=True):
-        assert all(torch.equal(one[field], other[field]) for field in other)
 
 
 def test_separate_panels_are_named_by_their_members(tmp_path: Path) -> None:

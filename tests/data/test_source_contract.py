@@ -24,12 +24,12 @@ def build(name: str, split: str, settings: RunSettings) -> Source:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_samples_match_the_data_spec(name: str, make_data) -> None:
-    settings = make_data(name)
+def test_samples_match_the_data_spec_however_they_are_read(name: str, make_data) -> None:
+    settings, indices = make_data(name), np.array([2, 0, 3])
     for split in ("train", "test"):
         source = build(name, split, settings)
         spec = source.spec
-        assert len(source) > 0
+        assert len(source) > 0 and len(spec.class_names) in (0, spec.num_classes)
         for index in (0, len(source) - 1):
             sample = source.read(index)
             assert sample["image"].shape == (*sizes_of(source)[index], spec.channels)
@@ -37,7 +37,19 @@ def test_samples_match_the_data_spec(name: str, make_data) -> None:
             if spec.num_classes:
                 assert sample["label"].shape == () and sample["label"].dtype == np.int64
                 assert 0 <= sample["label"] < spec.num_classes
-        assert len(spec.class_names) in (0, spec.num_classes)
+    source = build(name, "train", settings)
+    many, again = source.read_many(indices), build(name, "train", settings).read_many(indices)
+    for row, index in enumerate(indices):
+        assert all(np.array_equal(many[field][row], value) for field, value in source.read(int(index)).items())
+    assert all(np.array_equal(many[field], again[field]) for field in many)
+    for part, places in ((source, indices), (Subset(source, indices), np.arange(3))):
+        numbers, read = part.numbers_of(places), part.read_many(places)
+        assert numbers is None or numbers.keys() == {field for field, values in read.items() if values.ndim == 1}
+        assert all(np.array_equal(values, read[field]) for field, values in (numbers or {}).items())
+    whole, window = source.read(1), source.read_window(1, Box(2, 4, 4, 2))
+    assert window.keys() == whole.keys()
+    for field, value in whole.items():
+        assert np.array_equal(window[field], value[2:6, 4:6] if value.ndim == 3 else value)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -46,43 +58,6 @@ def test_evaluating_a_whole_folder_includes_every_sample(name: str, make_data) -
     whole = registry.load_class("source", name, Source).measure_whole(settings)
     usual, measured = len(build(name, "test", settings)), len(build(name, "test", whole))
     assert measured == usual if whole == settings else measured == usual + len(build(name, "train", settings))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_reading_many_samples_equals_reading_each(name: str, make_data) -> None:
-    source = build(name, "train", make_data(name))
-    indices = np.array([2, 0, 3])
-    many = source.read_many(indices)
-    for row, index in enumerate(indices):
-        for field, value in source.read(int(index)).items():
-            assert np.array_equal(many[field][row], value)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_metadata_available_without_reading_matches_the_samples(name: str, make_data) -> None:
-    source = build(name, "train", make_data(name))
-    indices = np.array([2, 0, 3])
-    for one, places in ((source, indices), (Subset(source, indices), np.arange(3))):
-        numbers, read = one.numbers_of(places), one.read_many(places)
-        names = {field for field, values in read.items() if values.ndim == 1}
-        assert numbers is None or numbers.keys() == names
-        assert all(np.array_equal(values, read[field]) for field, values in (numbers or {}).items())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_reading_a_window_crops_every_image_of_a_sample(name: str, make_data) -> None:
-    source = build(name, "train", make_data(name))
-    whole, part = source.read(1), source.read_window(1, Box(2, 4, 4, 2))
-    assert part.keys() == whole.keys()
-    for field, value in whole.items():
-        assert np.array_equal(part[field], value[2:6, 4:6] if value.ndim == 3 else value)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_same_settings_give_the_same_samples(name: str, make_data) -> None:
-    settings = make_data(name)
-    first, second = (build(name, "train", settings).read_many(np.arange(4)) for _ in range(2))
-    assert all(np.array_equal(first[field], second[field]) for field in first)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -140,27 +115,16 @@ def test_held_out_samples_are_not_trained_on() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_files_of_a_sample_contain_the_images_that_reading_returns(name: str, make_data) -> None:
+def test_the_files_of_a_sample_contain_the_images_and_numbers_that_reading_returns(name: str, make_data) -> None:
     source = build(name, "train", make_data(name))
-    encoded = source.encoded(1)
-    if encoded is None:
-        assert name not in ("photos", "pairs"), "the samples are files"
-        return
-    sample = source.read(1)
-    assert encoded.files.keys() | encoded.numbers.keys() == sample.keys()
-    for field, file in encoded.files.items():
-        assert np.array_equal(np.asarray(Image.open(file).convert("RGB")), sample[field])
-    for field, value in encoded.numbers.items():
-        assert np.array_equal(value, sample[field])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_files_and_numbers_declared_for_a_sample_match_what_is_read(name: str, make_data) -> None:
-    source = build(name, "train", make_data(name))
-    sample = source.files_of(1)
-    if sample is None:
-        assert name not in ("folder", "photos", "pairs", "degraded", "panels"), "the samples are files"
-        return
-    numbers = {field: value for field, value in source.read(1).items() if value.ndim == 0}
-    assert sample.files and all(file.is_file() for file in sample.files.values())
-    assert sample.numbers == numbers
+    sample, encoded, files = source.read(1), source.encoded(1), source.files_of(1)
+    assert encoded or name not in ("photos", "pairs"), "the samples are files"
+    assert files or name not in ("folder", "photos", "pairs", "degraded", "panels"), "the samples are files"
+    if encoded:
+        assert encoded.files.keys() | encoded.numbers.keys() == sample.keys()
+        assert all(np.array_equal(value, sample[field]) for field, value in encoded.numbers.items())
+        for field, file in encoded.files.items():
+            assert np.array_equal(np.asarray(Image.open(file).convert("RGB")), sample[field])
+    if files:
+        assert files.files and all(file.is_file() for file in files.files.values())
+        assert files.numbers == {field: value for field, value in sample.items() if value.ndim == 0}

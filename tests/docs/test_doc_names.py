@@ -19,7 +19,6 @@ from paceline.config.files import parse_assignments
 from paceline.config.settings import LearnerSettings
 from paceline.contracts.recipe import Recipe
 from paceline.core import registry
-from paceline.core.errors import UserError
 from paceline.data.source import Source
 
 LEARNER = {f.name for f in fields(LearnerSettings)}
@@ -75,10 +74,6 @@ def all_flags() -> set[str]:
 
 def paceline_commands() -> list[Command]:
     return [command for command in commands() if command.words and command.words[0] == "paceline"]
-
-
-def test_the_documentation_contains_commands() -> None:
-    assert len(paceline_commands()) > 60
 
 
 @pytest.mark.parametrize("command", paceline_commands(), ids=str)
@@ -149,9 +144,3 @@ def test_settings_tables_list_existing_settings() -> None:
 def test_every_block_has_a_language() -> None:
     """Blocks without a language would not be tested."""
     assert not [f"{block.page}:{block.line}" for block in blocks() if not block.language]
-
-
-def test_a_setting_that_does_not_exist_is_reported() -> None:
-    assert not is_known("averege") and is_known("ema_half_life") and is_known("generator.lr")
-    with pytest.raises(UserError):
-        configure("classification", {"preset": "quick"}, assignments=["widht=3"], elsewhere=True)

@@ -76,11 +76,11 @@ def tower(channels: int, *kernels: tuple[int, int], stride: int = 1) -> nn.Modul
     return named(nn.Sequential(), **layers)
 
 
-def file_network(*, padding_counts: bool) -> nn.Module:
-    """Return a narrow network with the names used in the Inception file. `padding_counts` changes its features."""
+def file_network() -> nn.Module:
+    """Return a narrow network with the names used in the Inception file."""
 
     def average() -> nn.Module:
-        return nn.AvgPool2d(3, 1, 1, count_include_pad=padding_counts)
+        return nn.AvgPool2d(3, 1, 1, count_include_pad=False)
 
     def mixed(channels: int, first: list[tuple[int, int]], second: list[tuple[int, int]]) -> nn.Module:
         pooled = named(nn.Sequential(), pool=average(), conv=Layer(channels, (1, 1)))

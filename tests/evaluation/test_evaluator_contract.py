@@ -10,7 +10,7 @@ import torch
 from no_run import no_run
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import DataSpec, Recipe
+from paceline.contracts.recipe import DataSpec, Evaluation, Recipe
 from paceline.core.registry import load_class, names
 from paceline.data.source import ArraySource
 from paceline.evaluation.contract import Case, Evaluator, is_classifier
@@ -40,7 +40,7 @@ def test_a_recipe_with_a_classification_evaluator_is_a_classifier(tmp_path: Path
     )
 
     def recipe(name: str) -> type[Recipe]:
-        return type("Named", (Recipe,), {"evaluator": name})
+        return type("Named", (Recipe,), {"evaluation": Evaluation(name)})
 
     assert is_classifier(recipe("accuracy")) and is_classifier(recipe(str(tmp_path / "own.py")))
     assert not is_classifier(recipe("generation")) and not is_classifier(recipe(""))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,6 @@ from paceline.data.transforms import to_eight_bits, transform
 from paceline.evaluation.contract import Case
 from paceline.evaluation.evaluators import generation
 from paceline.evaluation.evaluators.generation import Generation
-from paceline.evaluation.features import inception
 from paceline.evaluation.features.choice import Pixels, WithClassifier, choose_features
 from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features
 from paceline.evaluation.protocol import differences, require_same
@@ -173,7 +171,6 @@ def test_metrics_of_some_images_do_not_depend_on_whether_the_real_images_are_sor
         arrays = {"image": pool[order].permute(0, 2, 3, 1).contiguous().numpy(), "label": labels[order]}
         case = Case(ArraySource(arrays, CLASSES), "train", len(made), no_run)
         evaluator = Generation(case, CLASSES, CPU, RunSettings(data="patterns", few_images="allow"))
-        #         assert evaluator.protocol().get("order") == (None if len(found) == 0 else "random")
         evaluator.update_samples({"image": scaled(pool[order]), "index": torch.arange(800)})
         evaluator.end_samples(evaluator.sample_sums())
         evaluator.update({"image": scaled(made)}, {"index": torch.arange(800)})
@@ -227,10 +224,9 @@ def test_a_classifier_computes_the_inception_score_if_the_feature_network_has_no
 
 def test_images_are_evaluated_as_they_would_be_saved():
     real = images(300, 1)
-    made = scaled(real) + 0.3 / 127.5  # less than half a grey level, so rounding removes it
+    measured(real, real)  # caches the statistics of the real images
     evaluator = evaluator_of(real, 300)
-    evaluator.update_samples({"image": scaled(real), "index": torch.arange(300)})
-    evaluator.end_samples(evaluator.sample_sums())
+    made = scaled(real) + 0.3 / 127.5  # less than half a grey level, so rounding removes it
     evaluator.update({"image": made}, {"index": torch.arange(300)})
     results = evaluator.results(evaluator.sums())
     assert results["FID[pixels-8x8]"] == pytest.approx(0, abs=1e-6)
@@ -249,15 +245,12 @@ def test_fewer_images_than_features_are_rejected_and_few_images_print_a_warning(
     assert evaluator_of(images(960, 1), 960).notes == ()
 
 
-def test_runs_from_before_density_and_coverage_have_the_same_protocol_text():
-    protocol = evaluator_of(images(300, seed=1), 300).protocol()
-    assert protocol["estimators"] == "KID of 1000, 3 neighbours, IS of 10 splits"
-
-
 def test_evaluation_protocols_count_as_equal_if_only_the_seed_differs():
     real = images(300, 1)
     protocol = evaluator_of(real, 300).protocol()
     assert {"features", "weights", "resize", "real", "made", "seed", "split", "fingerprint"} <= protocol.keys()
+    # The same text as in runs from before density and coverage, so that both can be compared and resumed.
+    assert protocol["estimators"] == "KID of 1000, 3 neighbours, IS of 10 splits"
     assert not differences(protocol, evaluator_of(real, 300, seed=7).protocol())
     other = evaluator_of(real, 250).protocol()
     assert differences(protocol, other)
@@ -265,94 +258,33 @@ def test_evaluation_protocols_count_as_equal_if_only_the_seed_differs():
         require_same({"run a": protocol, "run b": other})
 
 
-class Scripted(nn.Module):
-    """A simple network that replaces Inception in tests."""
-
-    def __init__(self, num_features: int) -> None:
-        super().__init__()
-        self.pool = nn.AdaptiveAvgPool2d(4)
-        self.last = nn.Linear(48, num_features)
-
-    def forward(self, some: Tensor) -> Tensor:
-        return self.last(self.pool(some).flatten(1))
-
-
-def saved(tmp_path: Path, network: nn.Module) -> tuple[str, str]:
-    path = tmp_path / f"scripted-{network.last.out_features}.pt"
-    torch.jit.script(network).save(str(path))
-    return str(path), sha256(path.read_bytes()).hexdigest()
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_an_inception_file_is_loaded_only_if_its_hash_is_known_or_given(tmp_path, monkeypatch):
-    network, real = Scripted(2048), images(250, 1)
-    path, digest = saved(tmp_path, network)
-    with pytest.raises(UserError, match=f"not a known Inception file .*--inception-sha256 {digest}"):
-        evaluator_of(real, 250, inception=path)
-    with pytest.raises(UserError, match=f"its SHA-256 is {digest}, but --inception-sha256 is 00ff"):
-        evaluator_of(real, 250, inception=path, inception_sha256="00ff")
-    with pytest.raises(UserError, match="no such file"):
-        evaluator_of(real, 250, inception=str(tmp_path / "nothing.pt"))
-    answer = network(inception.make_test_image(CPU) / 128 - 1)[0, :8]
-    monkeypatch.setattr(inception, "ANSWER", tuple(answer.tolist()))  # accept the file as the Inception network
-    with pytest.raises(UserError, match=r"too few to estimate the covariance of 2,048 features"):
-        evaluator_of(real, 250, inception=path, inception_sha256=digest)
-    evaluator = evaluator_of(real, 250, inception=path, inception_sha256=digest.upper(), few_images="allow")
-    assert evaluator.label == "" and evaluator.protocol()["weights"] == digest
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_a_trusted_file_that_is_not_an_inception_network_is_rejected(tmp_path):
-    for network, reason in (
-        (Scripted(10), r"returns shape \(1, 10\) for one image; expected \(1, 2048\)"),
-        (Scripted(2048), "not the 2015 Inception network: it computes different features"),
-    ):
-        path, digest = saved(tmp_path, network)
-        with pytest.raises(UserError, match=reason):
-            evaluator_of(images(250, 1), 250, inception=path, inception_sha256=digest)
-    text = tmp_path / "text.pt"
-    text.write_text("not a network")
-    with pytest.raises(UserError, match="not a TorchScript network"):
-        evaluator_of(images(250, 1), 250, inception=str(text), inception_sha256=sha256(text.read_bytes()).hexdigest())
-
-
-def test_images_are_resized_as_in_tensorflow_1():
-    row = torch.tensor([0.0, 8.0, 4.0]).expand(1, 1, 1, 3)
-    enlarged = inception.resize_like_tensorflow(row, 6)
-    assert enlarged[0, 0, 0].tolist() == [
-        0,
-        4,
-        8,
-        6,
-        4,
-        4,
-    ]  # output pixel i is read at input position i / 2, and the last pixel is repeated
-    assert enlarged.shape == (1, 1, 6, 6)
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny classifier, and a tiny generator that was evaluated with the classifier's features."""
     folder = tmp_path_factory.mktemp("runs")
-    classifier = ["train", "classification", "--preset", "quick", "--images", "640"]
-    trained = run_fork(folder, *classifier, "--accelerator", "cpu", "--out", "classifier")
-    assert trained.wait() == 0, trained.stderr
-    generator = ["train", TINY_GAN, "--accelerator", "cpu", "--out", "gan", "--set", "features=classifier"]
-    trained = run_fork(folder, *generator)
-    assert trained.wait() == 0, trained.stderr
+    splits = {split: Digits(split, RunSettings(size=8)).arrays for split in ("train", "test")}
+    arrays = {f"{x}_{split}": splits[split][field] for split in splits for x, field in (("x", "image"), ("y", "label"))}
+    np.savez(folder / "my digits.npz", **arrays)
+    classifier = ["classification", "--preset", "quick", "--data", "npz", "--data-root", "my digits.npz"]
+    for words in (
+        [*classifier, "--images", "640", "--out", "classifier"],
+        [TINY_GAN, "--out", "gan", "--set", "features=classifier"],
+    ):
+        trained = run_fork(folder, "train", *words, "--accelerator", "cpu")
+        assert trained.wait() == 0, trained.stderr
     return folder
 
 
 def test_a_generator_is_evaluated_during_training_and_its_best_checkpoint_is_recorded(runs):
     rows = [json.loads(line) for line in (runs / "gan" / "metrics.jsonl").read_text().splitlines()]
-    name = "train/FID[resnet18-digits]"
+    name = "train/FID[resnet18-my-digits]"
     values = {row["images"]: row[name] for row in rows if name in row}
     assert list(values) == [640, 1280, 1920] and values[1920] < values[640]
-    scores = [row["train/IS[resnet18-digits]"] for row in rows if name in row]
+    scores = [row["train/IS[resnet18-my-digits]"] for row in rows if name in row]
     assert all(1 <= score <= 10 for score in scores)
     state = json.loads((runs / "gan" / "checkpoints" / "000000001920" / "state.json").read_text())
     assert state["best"]["name"] == name and state["best"]["value"] == min(values.values())
-    protocol = json.loads((runs / "gan" / "protocols.json").read_text())["train"]["resnet18-digits"]
+    protocol = json.loads((runs / "gan" / "protocols.json").read_text())["train"]["resnet18-my-digits"]
     assert protocol["real"] == protocol["made"] == 1438 and len(protocol["weights"]) == 64
 
 
@@ -370,25 +302,16 @@ def test_two_processes_compute_the_same_metrics_as_one(runs):
         before = set(runs.glob("stdout-*"))
         assert run_ranks(runs, size, *command) == [0] * size
         found.append(values_in("".join(file.read_text() for file in set(runs.glob("stdout-*")) - before)))
-    assert found[0].keys() == found[1].keys() and "IS[resnet18-digits]" in found[0]
+    assert found[0].keys() == found[1].keys() and "IS[resnet18-my-digits]" in found[0]
     assert found[1] == pytest.approx(found[0], rel=1e-6)
 
 
-def test_a_metric_is_named_after_the_file_that_its_classifier_was_trained_on(runs, capsys):
-    splits = {split: Digits(split, RunSettings(size=8)).arrays for split in ("train", "test")}
-    images = {f"x_{split}": fields["image"] for split, fields in splits.items()}
-    labels = {f"y_{split}": fields["label"] for split, fields in splits.items()}
-    np.savez(runs / "my digits.npz", **images, **labels)
-    words = ["classification", "--data", "npz", "--data-root", str(runs / "my digits.npz"), "--images", "64"]
-    sets = ["--set", "width=8", "--set", "pad_crop=1"]
-    trained = run_fork(runs, "train", *words, *sets, "--accelerator", "cpu", "--out", "from_npz")
-    assert trained.wait() == 0, trained.stderr
-    weights = next((runs / "from_npz" / "checkpoints").glob("*/weights.safetensors"))
+def test_a_metric_is_named_after_the_data_of_a_classifier_in_a_weights_file(runs, capsys):
+    weights = next((runs / "classifier" / "checkpoints").glob("*/weights.safetensors"))
     shutil.copy(weights, runs / "classifier.safetensors")  # stores no paths, but the name of the data
-    for features in ("from_npz", "classifier.safetensors"):
-        words = ["evaluate", str(runs / "gan"), "--trust", "--accelerator", "cpu"]
-        assert run([*words, "--set", f"features={runs / features}"]) == 0
-        assert {"FID[resnet18-my-digits]", "IS[resnet18-my-digits]"} < values_in(capsys.readouterr().out).keys()
+    words = ["evaluate", str(runs / "gan"), "--trust", "--accelerator", "cpu"]
+    assert run([*words, "--set", f"features={runs / 'classifier.safetensors'}"]) == 0
+    assert {"FID[resnet18-my-digits]", "IS[resnet18-my-digits]"} < values_in(capsys.readouterr().out).keys()
 
 
 def test_a_run_resumes_only_with_the_same_evaluation_protocol(runs):

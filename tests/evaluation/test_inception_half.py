@@ -92,7 +92,7 @@ def test_average_pooling_excludes_padding():
 @torch.no_grad()
 def test_the_whole_network_computes_the_same_features_in_float16_and_float32():
     torch.manual_seed(0)
-    network = inception_network(file_network(padding_counts=False).state_dict()).to(DEVICE)
+    network = inception_network(file_network().state_dict()).to(DEVICE)
     seen = torch.rand(2, 3, 75, 75, device=DEVICE) * 2 - 1  # the smallest supported images
     with computing_in("fp16"):
         wanted, found = network(seen), Half(network)(seen)

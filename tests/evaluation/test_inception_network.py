@@ -1,10 +1,11 @@
-"""Our 2015 Inception implementation computes the same features as the TorchScript file in every precision."""
+"""Our 2015 Inception network computes the same features as its TorchScript file, and accepts no other file."""
 
 from __future__ import annotations
 
 import json
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ from paceline.data.source import ArraySource
 from paceline.evaluation.contract import Case
 from paceline.evaluation.evaluators.generation import Generation
 from paceline.evaluation.features import inception
-from paceline.evaluation.features.inception import FoldedInception, ScriptedInception, inception_network
+from paceline.evaluation.features.choice import Pixels
+from paceline.evaluation.features.inception import Inception
 from paceline.evaluation.features.network import FeatureNetwork, computing_in
 from paceline.runs.finished_run import open_run
 
@@ -29,34 +31,29 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def opened(
-    folder: Path, patch: pytest.MonkeyPatch, device: torch.device = CPU, *, padding_counts: bool = False
-) -> tuple[FeatureNetwork, nn.Module]:
-    """Save a traced network to a file; return the network loaded from the file and the original."""
+class File(NamedTuple):
+    """A narrow Inception network in a TorchScript file, and the original."""
+
+    path: str
+    digest: str
+    network: nn.Module
+    answer: tuple[float, ...]
+
+    def load(self, patch: pytest.MonkeyPatch, device: torch.device = CPU) -> FeatureNetwork:
+        """Accept the file as the genuine one, and load it."""
+        patch.setattr(inception, "ANSWER", self.answer)
+        return inception.load_inception(self.path, self.digest, device)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> File:
     torch.manual_seed(0)
-    network, path = file_network(padding_counts=padding_counts), folder / "narrow.pt"
+    network, path = file_network(), tmp_path_factory.mktemp("file") / "narrow.pt"
     trial = inception.enlarged(inception.make_test_image(CPU))
-    with computing_in("fp32"):  # tracing fixes whether convolutions may use TF32
-        torch.jit.trace(network, trial).save(str(path))
-    digest = sha256(path.read_bytes()).hexdigest()
-    with pytest.raises(UserError, match="not the 2015 Inception network: it computes different features"):
-        inception.load_inception(str(path), digest, CPU)
-    patch.setattr(
-        inception, "ANSWER", tuple(network(trial)[0, :8].tolist())
-    )  # accept this file as the genuine Inception network
-    return inception.load_inception(str(path), digest, device), network
-
-
-def folded_next_to(scripted: FeatureNetwork, folder: Path, device: torch.device) -> str:
-    """Return, for a failure message, how much our network's features differ from those of the TorchScript file."""
-    trial = inception.make_test_image(device)
-    weights = inception.load_script(str(folder / "narrow.pt"), device).state_dict()
-    answer, found = (
-        network(trial, "fp32").vectors for network in (scripted, FoldedInception(inception_network(weights), ""))
-    )
-    return (
-        f"differs by {(found - answer).abs().max():.1e} of {answer.max():.1e} at most, {answer.mean():.1e} on average"
-    )
+    with computing_in("fp32"), torch.no_grad():  # tracing fixes whether convolutions may use TF32
+        torch.jit.trace(network, trial, check_trace=False).save(str(path))
+        answer = network(trial)[0, :8]
+    return File(str(path), sha256(path.read_bytes()).hexdigest(), network, tuple(answer.tolist()))
 
 
 def some_images() -> Tensor:
@@ -69,10 +66,9 @@ def some_images() -> Tensor:
 
 @pytest.mark.parametrize("device", [CPU, pytest.param(GPU, marks=[pytest.mark.gpu, no_gpu])], ids=str)
 @torch.no_grad()
-def test_our_network_computes_the_same_features_as_the_file_in_every_precision(tmp_path, monkeypatch, device):
-    ours, file = opened(tmp_path, monkeypatch, device)
-    assert isinstance(ours, FoldedInception), folded_next_to(ours, tmp_path, device)
-    wanted = file(inception.enlarged(some_images()))
+def test_our_network_computes_the_same_features_as_the_file_in_every_precision(file, monkeypatch, device):
+    ours = file.load(monkeypatch, device)
+    wanted = file.network(inception.enlarged(some_images()))
     assert wanted.shape == (4, 2048) and (wanted[0] - wanted[1]).abs().max() > 0.1, "images can be distinguished"
     on_gpu = {"tf32": 3e-3, "fp16": 2e-3}
     for arithmetic, within in {"fp32": 1e-5, **({"tf32": 1e-5} if device == CPU else on_gpu)}.items():
@@ -84,33 +80,54 @@ def test_our_network_computes_the_same_features_as_the_file_in_every_precision(t
 @pytest.mark.parametrize(
     "broken, reason",
     [
-        (lambda network: lambda x: network(x) + 1, "computes incorrect features on this GPU"),
-        (lambda network: lambda x: x / object(), r"the Triton kernels fail on this machine \(unsupported operand.*\)"),
+        (lambda network: lambda x: network(x) + 1, "they compute incorrect features"),
+        (lambda network: lambda x: x / object(), "unsupported operand.*"),
     ],
 )
 @torch.no_grad()
-def test_fp16_is_rejected_if_its_kernels_do_not_work(tmp_path, monkeypatch, broken, reason):
+def test_fp16_is_rejected_if_its_kernels_do_not_work(file, monkeypatch, broken, reason):
     pytest.importorskip("triton")
-    ours, _ = opened(tmp_path, monkeypatch)
+    ours = file.load(monkeypatch)
     monkeypatch.setattr("paceline.evaluation.features.inception_half.Half", broken)
-    with pytest.raises(UserError, match=rf"feature_precision=fp16: {reason}; use feature_precision=tf32"):
+    with pytest.raises(UserError, match=rf"kernels fail on this machine \({reason}\); use feature_precision=tf32"):
         ours(some_images(), "fp16")
 
 
-def test_a_file_with_the_same_layer_names_but_different_results_is_run_as_torchscript(tmp_path, monkeypatch):
-    network, file = opened(tmp_path, monkeypatch, padding_counts=True)
-    assert isinstance(network, ScriptedInception)
-    wanted = file(inception.enlarged(some_images()))
-    assert torch.allclose(network(some_images(), "fp32").vectors, wanted, rtol=1e-4, atol=1e-5)
-    with pytest.raises(UserError, match="feature_precision=fp16: supported only if Inception is loaded from a file"):
-        network.require("fp16", GPU)
+def test_a_file_is_loaded_only_if_its_hash_is_known_or_given_and_it_is_the_inception_network(
+    file, tmp_path, monkeypatch
+):
+    inception.load_inception.cache_clear()  # an earlier test may have loaded the file
+    text = tmp_path / "text.pt"
+    text.write_text("not a network")
+    other = tmp_path / "other.pt"
+    torch.jit.script(nn.Linear(3, 2048)).save(str(other))
+    cases = [
+        (tmp_path / "none.pt", "", "no such file"),
+        (file.path, "", f"not a known Inception file .*--inception-sha256 {file.digest}"),
+        (file.path, "00ff", f"its SHA-256 is {file.digest}, but --inception-sha256 is 00ff"),
+        (
+            file.path,
+            file.digest,
+            r"not a TorchScript file of the 2015 Inception network \(it computes different features\)",
+        ),
+        (other, sha256(other.read_bytes()).hexdigest(), "not a TorchScript file of the 2015 Inception network"),
+        (text, sha256(text.read_bytes()).hexdigest(), "not a TorchScript file of the 2015 Inception network"),
+    ]
+    for path, allowed, message in cases:
+        with pytest.raises(UserError, match=message):
+            inception.load_inception(str(path), allowed, CPU)
+    monkeypatch.setattr(inception, "ANSWER", (0.0,))
+    monkeypatch.setattr(inception, "inception_network", lambda weights: lambda x: torch.zeros(1, 2048))
+    assert inception.load_inception(file.path, file.digest.upper(), CPU).protocol()["weights"] == file.digest
 
 
-def test_fp16_needs_a_gpu():
-    network = FoldedInception(nn.Identity(), "")
+def test_fp16_needs_a_gpu_and_an_inception_file():
+    network = Inception(nn.Sequential(), "")
     network.require("fp16", GPU)
     with pytest.raises(UserError, match=r"feature_precision=fp16: needs a GPU.* use feature_precision=fp32"):
         network.require("fp16", CPU)
+    with pytest.raises(UserError, match="feature_precision=fp16: supported only if Inception is loaded from a file"):
+        Pixels(DataSpec(3, 8, 8)).require("fp16", GPU)
 
 
 def test_upscaling_by_two_matrices_equals_upscaling_pixel_by_pixel():
@@ -132,21 +149,20 @@ def quick_distance(mean1: Tensor, covariance1: Tensor, mean2: Tensor, covariance
 
 
 def test_measure_computes_the_same_fid_as_the_evaluator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    file: File, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     for module in ("paceline.commands.measure", "paceline.evaluation.evaluators.generation"):
         monkeypatch.setattr(f"{module}.frechet_distance", quick_distance)
-    opened(tmp_path, monkeypatch)
-    file = str(tmp_path / "narrow.pt")  # the file that `opened` has already loaded
-    digest = sha256(Path("narrow.pt").read_bytes()).hexdigest()
+    file.load(monkeypatch)
+    path, digest = file.path, file.digest
     real, made = torch.randint(256, (2, 4, 20, 24, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     for name, images in (("made", made), ("real", real)):
         Path(name).mkdir()
         for number, image in enumerate(images):
             Image.fromarray(image.numpy()).save(f"{name}/{number}.png")
-    words = ["--inception", file, "--inception-sha256", digest, "--json", "measured.json"]
+    words = ["--inception", path, "--inception-sha256", digest, "--json", "measured.json"]
     assert run(["measure", "made", "real", *words]) == 0
     assert (
         "4 images (4 results, 4 targets): fewer images than features (2,048), so FID is unreliable"
@@ -155,7 +171,7 @@ def test_measure_computes_the_same_fid_as_the_evaluator(
     measured = json.loads(Path("measured.json").read_text())
     assert measured["protocol"]["weights"] == digest
     spec = DataSpec(3, 20, 24)
-    settings = RunSettings(inception=file, inception_sha256=digest, few_images="allow")
+    settings = RunSettings(inception=path, inception_sha256=digest, few_images="allow")
     evaluator = Generation(Case(ArraySource({"image": real.numpy()}, spec), "test", 4, open_run), spec, CPU, settings)
     index = torch.arange(4)
     evaluator.update_samples({"image": real.permute(0, 3, 1, 2) / 127.5 - 1, "index": index})

@@ -54,15 +54,8 @@ def test_psnr_and_ssim_equal_those_from_scikit_image(colours):
     made, target = (to_levels(images[:, :colours]) for images in (NOISY, IMAGE))
     theirs = peak_signal_noise_ratio(as_array(target), as_array(made), data_range=255)
     assert psnr(made, target).item() == pytest.approx(theirs, abs=1e-6)
-    theirs = structural_similarity(
-        as_array(target),
-        as_array(made),
-        data_range=255,
-        channel_axis=-1,
-        gaussian_weights=True,
-        sigma=1.5,
-        use_sample_covariance=False,
-    )
+    options = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False}
+    theirs = structural_similarity(as_array(target), as_array(made), data_range=255, channel_axis=-1, **options)
     assert ssim(made, target).item() == pytest.approx(theirs, abs=1e-6)
 
 
@@ -93,12 +86,10 @@ def test_images_that_were_not_upscaled_are_compared_including_their_border():
 
 
 def test_images_are_rounded_to_8_bits_before_comparison():
-    within = IMAGE + 0.4 / 127.5
-    beyond = IMAGE + (IMAGE > 0.99) * 3.0
+    within, beyond = IMAGE + 0.4 / 127.5, (IMAGE + (IMAGE > 0.99) * 3.0).clamp(min=-1)
     assert measure([{"image": within, "target": IMAGE}])["psnr[y]"] == PSNR_OF_IDENTICAL
-    assert measure([{"image": beyond.clamp(min=-1), "target": IMAGE}]) == measure(
-        [{"image": beyond.clamp(-1, 1), "target": IMAGE}]
-    )
+    clipped = {"image": beyond.clamp(-1, 1), "target": IMAGE}
+    assert measure([{"image": beyond, "target": IMAGE}]) == measure([clipped])
 
 
 def test_a_metric_is_the_mean_over_images_of_any_size_with_any_number_of_ranks():
@@ -107,11 +98,7 @@ def test_a_metric_is_the_mean_over_images_of_any_size_with_any_number_of_ranks()
     whole = measure([large, small, small])
     alone = [measure([one])["psnr[y]"] for one in (large, small, small)]
     assert whole["psnr[y]"] == pytest.approx(np.mean(alone), abs=1e-12) and whole["count"] == 3
-    first, second, third = (
-        make_evaluator(),
-        make_evaluator(),
-        make_evaluator(),
-    )  # three ranks; the third has no images
+    first, second, third = (make_evaluator() for _ in range(3))  # three ranks; the third has no images
     first.update(large, {})
     second.update({name: torch.cat([field, field]) for name, field in small.items()}, {})
     spread = third.results(first.sums() + second.sums() + third.sums())
@@ -125,19 +112,15 @@ def test_metrics_for_a_baseline_are_prefixed_with_its_name():
 
 
 def test_evaluators_with_different_settings_have_different_protocols():
-    protocols = [
-        make_evaluator().protocol(),
-        make_evaluator("rgb").protocol(),
-        make_evaluator(output_scale=2).protocol(),
-    ]
+    evaluators = (make_evaluator(), make_evaluator("rgb"), make_evaluator(output_scale=2))
+    protocols = [evaluator.protocol() for evaluator in evaluators]
     assert all(a != b for number, a in enumerate(protocols) for b in protocols[:number])
     assert make_evaluator("rgb").label == "rgb"
 
 
 def test_an_image_smaller_than_the_ssim_window_is_rejected_before_evaluation():
-    with pytest.raises(
-        UserError, match=r"sample 1: a side of 19 pixels is too short .* only 8 can be used; .* the test split"
-    ):
+    message = r"sample 1: a side of 19 pixels is too short .* only 8 can be used; .* the test split"
+    with pytest.raises(UserError, match=message):
         make_evaluator(sizes=((40, 40), (40, 19), (40, 23)))
     make_evaluator(sizes=((20, 20),))  # 12 of 20 pixels remain after a 4-pixel border is cut off
     make_evaluator(output_scale=1, sizes=((11, 30),))

@@ -97,12 +97,8 @@ def test_density_and_coverage_equal_their_definition_computed_with_numpy():
     assert coverage == pytest.approx(inside.any(axis=1).mean()) and 0 < coverage < 1
 
 
-def test_the_density_and_the_coverage_of_the_real_images_themselves_are_1():
+def test_density_and_coverage_of_the_real_images_themselves_and_of_images_that_are_all_alike():
     real = features(200, 4, 1)
     assert density_and_coverage(real, real) == (pytest.approx(1, abs=0.02), 1.0)
-
-
-def test_images_that_are_all_alike_have_a_low_coverage():
-    real = features(200, 4, 1)
     density, coverage = density_and_coverage(real, real[:1].expand(200, -1))
     assert coverage < 0.2 and density > coverage

@@ -53,7 +53,7 @@ def test_batches_and_captured_graphs_equal_the_cpu_within_one_level(recipe: str,
     for _ in range(6):  # the fourth call with a shape is captured
         made = runner.run(tiles).arrays()
     assert runner._graphs is not None and not runner.notes
-    assert all(graphed._graphs for graphed in runner._graphs._by_format.values()), "nothing was captured"
+    assert runner._graphs._graphs, "nothing was captured"
     for name, values in made.items():
         for number, one in enumerate(expected):
             assert np.abs(values[number].astype(int) - one[name][0]).max() <= 1, name

@@ -10,7 +10,7 @@ from test_on_one_gpu import trained
 
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
-from paceline.inference.trained import ImageModel, build
+from paceline.inference.trained import TrainedModel, build
 from paceline.training.graph import GraphedStep
 
 pytest.importorskip("spandrel")
@@ -43,7 +43,7 @@ def test_a_captured_step_is_bit_identical_to_an_eager_step(
 def test_the_halo_measured_on_the_gpu_equals_that_on_the_cpu() -> None:
     settings = {"network": "spandrel:SwinIR", "network_args": SWINIR, "scale": "2"}
     config, spec = configure("super_resolution", settings, small=True), DataSpec(3, 64, 64)
-    models = [ImageModel(build(config, spec), config, spec, "") for _ in range(2)]
+    models = [TrainedModel(build(config, spec), config, spec, "") for _ in range(2)]
     models[1].recipe.load_state_dict(models[0].recipe.state_dict())
     assert models[1].receptive_field.is_measurable  # traced before the weights move to the GPU
     models[1].recipe.cuda()

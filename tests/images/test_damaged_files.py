@@ -104,17 +104,13 @@ def test_truncated_16_bit_colour_images_are_rejected(compression: str | None, tm
             read_image(file)
 
 
-def test_a_png_without_its_last_chunk_is_rejected_as_truncated(tmp_path: Path) -> None:
+def test_a_png_needs_its_last_chunk_but_may_be_followed_by_other_bytes(tmp_path: Path) -> None:
     PHOTO.save(tmp_path / "a.png")
-    (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:-12])
+    content = (tmp_path / "a.png").read_bytes()
+    (tmp_path / "a.png").write_bytes(content[:-12])
     with pytest.raises(BadImage, match="truncated"):
         decode(tmp_path / "a.png")
-
-
-def test_bytes_after_the_end_of_a_png_are_ignored(tmp_path: Path) -> None:
-    PHOTO.save(tmp_path / "a.png")
-    with (tmp_path / "a.png").open("ab") as file:
-        file.write(b"written by another program")
+    (tmp_path / "a.png").write_bytes(content + b"written by another program")
     assert decode(tmp_path / "a.png").tobytes() == PHOTO.tobytes()
 
 
@@ -171,10 +167,9 @@ def test_a_tiff_without_a_width_is_reported_as_damaged_instead_of_as_a_failed_di
     tifffile.imwrite(path, np.asarray(PHOTO), tile=(32, 32), compression="deflate", photometric="rgb")
     with tifffile.TiffFile(path, mode="r+") as file:
         file.pages[0].tags["ImageWidth"].overwrite(0)
-    with pytest.raises(BadImage, match="damaged, or of a kind that is not supported; save the image again"):
-        open_region_image(path)
-    with pytest.raises(BadImage, match="damaged, or of a kind that is not supported; save the image again"):
-        read_planes_header(path)
+    for read in (open_region_image, read_planes_header):
+        with pytest.raises(BadImage, match="damaged, or of a kind that is not supported; save the image again"):
+            read(path)
 
 
 @pytest.mark.extras

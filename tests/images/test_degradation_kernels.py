@@ -15,12 +15,13 @@ from paceline.images.degradation.operations import (
     SIDE,
     Canvas,
     NoiseParameters,
+    Resize,
     blur,
     jpeg,
     make_noise,
-    resize,
+    make_resizing,
 )
-from paceline.images.degradation.second_order import NUM_NUMBERS, NUM_ORDER_NUMBERS, ORDERS, Resize, degrade
+from paceline.images.degradation.second_order import NUM_NUMBERS, NUM_ORDER_NUMBERS, ORDERS, degrade
 
 pytest.importorskip("triton")
 
@@ -78,7 +79,7 @@ def test_the_resizing_kernel_equals_torch_for_all_filters_up_and_down() -> None:
     filters = integers(AREA, BILINEAR, BICUBIC, AREA, BILINEAR, BICUBIC)
     new = Resize(integers(7, 19, 12, 30, 36, 9), integers(30, 4, 9, 44, 33, 17), filters, (36, 44))
     found = steps(6, new=new).apply(canvas, torch.full_like(filters, RESIZE), (36, 44))
-    assert_equal_images(found, resize(wide(canvas), new.height, new.width, filters, new.shape))
+    assert_equal_images(found, make_resizing(wide(canvas), new, new.shape)(wide(canvas)))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -89,7 +90,7 @@ def test_the_noise_kernel_equals_torch_apart_from_rare_rounding(channels: int) -
     noise = NoiseParameters(integers(1, 4_000_000_000, 77, 2**31), strength, gaussian, grey)
     found = steps(4, noise=noise).apply(canvas, torch.full_like(canvas.height, NOISE), (30, 24))
     wanted = make_noise(noise._replace(strength=strength.double()), (channels, 40, 44))
-    made = wanted.apply(Canvas(F.pad(canvas.pixels.double(), (0, 20, 0, 10)), canvas.height, canvas.width)).pixels
+    made = wanted(Canvas(F.pad(canvas.pixels.double(), (0, 20, 0, 10)), canvas.height, canvas.width)).pixels
     for number, (rows, columns) in enumerate(zip(canvas.height.tolist(), canvas.width.tolist(), strict=True)):
         here = number, slice(None), slice(rows), slice(columns)
         assert (found.pixels[here] - canvas.pixels[here]).abs().mean() > 1, "no noise was added"
@@ -112,7 +113,7 @@ def test_the_jpeg_kernels_equal_torch_and_leave_unused_images_alone(channels: in
 
 @pytest.mark.parametrize("random_order", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_images_degraded_by_the_kernels_equal_those_of_torch(random_order: bool) -> None:
-    images = smooth(2, 3, 24, 32) / 127.5 - 1
+    images = smooth(2, 1, 24, 32) / 127.5 - 1
     numbers, orders = (
         torch.rand(2, count, generator=torch.Generator().manual_seed(count)).to(DEVICE)
         for count in (NUM_NUMBERS, NUM_ORDER_NUMBERS)
@@ -135,10 +136,11 @@ def test_torch_replaces_kernels_that_cannot_be_compiled_and_prints_one_note(
     def fail(*_: object) -> Canvas:
         raise RuntimeError("no C compiler")
 
-    monkeypatch.setattr(second_order, "_triton", second_order._Triton(usable=True))
-    monkeypatch.setattr(second_order, "_fits_triton", lambda levels: True)
-    monkeypatch.setattr(triton_steps, "apply_final", fail)  # the last step, so that the earlier steps ran already
-    monkeypatch.setattr(triton_steps, "apply_round", second_order.apply_round)
+    usable, broken = second_order._Triton(usable=True), second_order.TORCH_STEPS._replace(apply_final=fail)
+    monkeypatch.setattr(second_order, "_triton", usable)  # the last step fails, so the earlier steps ran already
+    monkeypatch.setattr(
+        second_order, "fastest_steps", lambda levels: broken if usable.usable else second_order.TORCH_STEPS
+    )
     images, numbers = smooth(2, 3, 16, 16) / 127.5 - 1, torch.rand(2, NUM_NUMBERS, device=DEVICE)
     found = [degrade(images, numbers, 2) for _ in range(2)]
     wanted = degrade(images, numbers, 2, steps=second_order.TORCH_STEPS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import shutil
 import struct
-import zlib
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from PIL import ExifTags, Image, ImageCms
 from paceline.images import encode
 from paceline.images.decode import BadImage, decode, upright_size
 from paceline.images.deep import Ome, read_planes_header
-from paceline.images.encode import Attachments, Encoding, read_image, write_image
+from paceline.images.encode import Attachments, Encoding, read_image, write_image, write_png
 
 DEEP = np.random.default_rng(0).integers(0, 65536, (20, 30, 4), dtype=np.uint16)
 TURNED = {
@@ -116,10 +115,7 @@ def row_of_twelve_bits(*values: int) -> bytes:
 
 def test_a_16_bit_grey_png_with_transparency_is_read_as_8_bit_grey_with_a_note(tmp_path: Path) -> None:
     file = tmp_path / "deep.png"
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in DEEP[..., :2])
-    chunks = [(b"IHDR", struct.pack(">2I5B", 30, 20, 16, 4, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
-    parts = [struct.pack(">I", len(c)) + kind + c + struct.pack(">I", zlib.crc32(kind + c)) for kind, c in chunks]
-    file.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+    write_png(file, DEEP[..., :2])
     found = read_image(file)
     assert found.note == "16-bit grey and alpha channels were read as 8-bit"
     assert np.array_equal(found.pixels[..., 0], DEEP[..., 0] >> 8)

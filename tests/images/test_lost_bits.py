@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from PIL import Image
 
 from paceline.config.flags import SeparateTestFolder
 from paceline.images.decode import BadImage, decode
-from paceline.images.encode import read_image
+from paceline.images.encode import read_image, write_png
 from paceline.images.readers import choose_reader
 
 DEEP = np.arange(4 * 6 * 3, dtype=np.uint16).reshape(4, 6, 3) * 900
@@ -39,7 +40,16 @@ def jpeg_2000(suffix: str) -> bytes:
     return with_bits(stream.getvalue(), 16)
 
 
+def png(channels: int) -> bytes:
+    with tempfile.NamedTemporaryFile(suffix=".png") as file:
+        write_png(Path(file.name), np.concatenate([DEEP, DEEP[..., :1]], axis=-1)[..., :channels])
+        return Path(file.name).read_bytes()
+
+
 COLOURS = {
+    "grey_and_alpha.png": png(2),
+    "colours.png": png(3),
+    "colours_and_alpha.png": png(4),
     "a.ppm": b"P6\n6 4\n65535\n" + DEEP.astype(">u2").tobytes(),
     "comments.ppm": b"P6 # a comment\n6#another\n 4\r# 255\n65535\n" + DEEP.astype(">u2").tobytes(),
     "twelve.ppm": b"P6 6 4 4095 " + (DEEP >> 4).astype(">u2").tobytes(),

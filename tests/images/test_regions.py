@@ -15,7 +15,6 @@ from paceline.images.decode import BadImage
 from paceline.images.encode import read_image
 from paceline.images.rectangles import Box
 from paceline.images.regions import tiff_image
-from paceline.images.regions import tiff_image as tiff_page
 from paceline.images.regions.open_image import open_region_image
 from paceline.images.regions.pyramid_file import PyramidFile, PyramidFormat, halved
 
@@ -103,8 +102,8 @@ def test_regions_of_files_written_by_tifffile_equal_the_image(options, dtype, tm
 )
 @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
 def test_large_uncompressed_strips_are_read_row_by_row(options, dtype, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(tiff_page, "LARGEST_WHOLE_STRIP_BYTES", 1000)
-    monkeypatch.setattr(tiff_page, "LARGEST_SEGMENT_BYTES", 1000)
+    monkeypatch.setattr(tiff_image, "LARGEST_WHOLE_STRIP_BYTES", 1000)
+    monkeypatch.setattr(tiff_image, "LARGEST_SEGMENT_BYTES", 1000)
     path, pixels = tmp_path / "a.tif", PIXELS.astype(dtype)
     stored = np.moveaxis(pixels, -1, 0) if "planarconfig" in options else pixels
     tifffile.imwrite(path, stored, photometric="rgb", **options)
@@ -126,7 +125,7 @@ def test_a_strip_larger_than_the_limit_of_a_tile_is_read_with_little_memory(tmp_
     place = tifffile.imwrite(
         path, shape=(side, side, 3), dtype=np.uint8, rowsperstrip=side, photometric="rgb", returnoffset=True
     )
-    assert place is not None and place[1] > tiff_page.LARGEST_SEGMENT_BYTES
+    assert place is not None and place[1] > tiff_image.LARGEST_SEGMENT_BYTES
     with path.open("r+b") as file:
         for row in range(HEIGHT):
             file.seek(place[0] + ((side - HEIGHT + row) * side + 5000) * 3)
@@ -169,7 +168,7 @@ def test_a_file_resumes_after_any_number_of_parts(tmp_path: Path) -> None:
     form, blocks = PyramidFormat(HEIGHT, WIDTH, 3, "uint8", 64), blocks_of(HEIGHT, WIDTH, 128)
     whole = write(tmp_path / "whole.tif", PIXELS, form, blocks)
     finish(whole, "a")
-    killed = write(tmp_path / "killed.tif", PIXELS, form, blocks[:4])
+    killed = write(tmp_path / "killed.tif", PIXELS, form, blocks, last=4)
     killed.close()
     with (tmp_path / ".killed.tif.partial").open("ab") as file:
         file.write(b"half a tile")
@@ -200,7 +199,7 @@ def test_levels_that_are_incomplete_are_completed(tmp_path: Path) -> None:
 
 def test_a_damaged_part_and_another_purpose_are_not_resumed(tmp_path: Path) -> None:
     form, blocks = PyramidFormat(HEIGHT, WIDTH, 3, "uint8", 64), blocks_of(HEIGHT, WIDTH, 128)
-    write(tmp_path / "a.tif", PIXELS, form, blocks[:3]).close()
+    write(tmp_path / "a.tif", PIXELS, form, blocks, last=3).close()
     with (tmp_path / ".a.tif.partial").open("r+b") as file:
         content = file.read()
         file.seek(len(content) * 5 // 6)  # in the last of three equal blocks
@@ -232,20 +231,10 @@ def test_damaged_tiles_are_reported(tmp_path: Path) -> None:
     beyond = np.array([len(content) + 5], "<u4").tobytes()
     with pytest.raises(BadImage, match="tile 2 extends beyond the end of the file"):
         read(content[: offsets_at + 8] + beyond + content[offsets_at + 12 :])
+    with pytest.raises(BadImage, match="tile 2 starts inside the header"):
+        read(content[: offsets_at + 8] + bytes(4) + content[offsets_at + 12 :])
     with pytest.raises(BadImage, match=r"the end of the file|cannot be decoded|cannot be read"):
         read(content[: len(content) // 2])
-
-
-def test_a_tile_at_the_start_of_the_file_is_reported(tmp_path: Path) -> None:
-    tifffile.imwrite(tmp_path / "a.tif", PIXELS, tile=(64, 64), photometric="rgb")
-    with tifffile.TiffFile(tmp_path / "a.tif", mode="r+") as file:
-        tag = file.pages.first.tags["TileOffsets"]
-        tag.overwrite([*tag.value[:5], 0, *tag.value[6:]])
-    with (
-        open_region_image(tmp_path / "a.tif") as image,
-        pytest.raises(BadImage, match="tile 5 starts inside the header"),
-    ):
-        image.read(0, Box(0, 0, HEIGHT, WIDTH))
 
 
 @pytest.mark.extras
@@ -262,16 +251,16 @@ def test_a_truncated_jpeg_tile_is_reported_instead_of_filled_up(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("compression", ["raw", "tiff_adobe_deflate", "tiff_lzw"])
-def test_ycbcr_that_is_not_jpeg_is_not_taken_for_rgb(compression: str, tmp_path: Path) -> None:
-    Image.fromarray(PIXELS).convert("YCbCr").save(tmp_path / "a.tif", compression=compression)
-    with pytest.raises(BadImage, match="YCbCr colours that are not stored as JPEG"):
-        open_region_image(tmp_path / "a.tif")
-
-
-def test_pixels_with_reversed_bits_are_rejected(tmp_path: Path) -> None:
-    Image.fromarray(PIXELS).save(tmp_path / "a.tif", tiffinfo={266: 2})  # the tag FillOrder
-    with pytest.raises(BadImage, match="bits are in reverse order"):
-        open_region_image(tmp_path / "a.tif")
+def test_colours_and_bits_that_would_be_misread_are_rejected(compression: str, tmp_path: Path) -> None:
+    image = Image.fromarray(PIXELS)
+    image.convert("YCbCr").save(tmp_path / "a.tif", compression=compression)
+    image.save(tmp_path / "b.tif", tiffinfo={266: 2})  # the tag FillOrder
+    for name, reason in (
+        ("a.tif", "YCbCr colours that are not stored as JPEG"),
+        ("b.tif", "bits are in reverse order"),
+    ):
+        with pytest.raises(BadImage, match=reason):
+            open_region_image(tmp_path / name)
 
 
 def test_a_tile_that_expands_beyond_its_size_is_rejected(tmp_path: Path, monkeypatch) -> None:
@@ -326,7 +315,7 @@ def test_planes_in_other_files_of_an_ome_tiff_are_reported(tmp_path: Path) -> No
 
 
 def test_a_list_of_pages_above_the_limit_is_rejected(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("paceline.images.integrity.MAX_PAGES", 3)
+    monkeypatch.setattr("paceline.images.tiff.MAX_PAGES", 3)
     tifffile.imwrite(tmp_path / "a.tif", np.zeros((4, 16, 16), np.uint8), photometric="minisblack", metadata=None)
     with pytest.raises(BadImage, match="list of pages"):
         open_region_image(tmp_path / "a.tif")
@@ -352,24 +341,15 @@ def test_a_second_command_does_not_write_the_same_file(tmp_path: Path) -> None:
 def test_a_header_with_a_size_beyond_the_stored_pixels_is_reported(
     tag: str, stored: dict[str, object], compression: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiff_page, "_check_codec", lambda page: None)
+    monkeypatch.setattr(tiff_image, "_check_codec", lambda page: None)
     path = tmp_path / "wide.tif"
     tifffile.imwrite(path, np.zeros((48, 48), np.uint8), **stored)
     with tifffile.TiffFile(path, mode="r+") as file:
         file.pages.first.tags[tag].overwrite(2**27)
         file.pages.first.tags["Compression"].overwrite(compression)
-    with pytest.raises(BadImage, match=r"the file is damaged|damaged: tile 0|strips of .* MB cannot be read"):
-        open_region_image(path)
-
-
-def test_the_error_for_missing_pixels_states_the_bytes_that_are_stored_and_needed(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "wide.tif"
-    tifffile.imwrite(path, np.zeros((48, 48), np.uint8))
-    with tifffile.TiffFile(path, mode="r+") as file:
-        file.pages.first.tags["ImageWidth"].overwrite(2**32 - 48)
-    with pytest.raises(BadImage, match=r"contains 2,304 bytes of pixels instead of 206,158,427,904"):
+    stated = r"contains 2,304 bytes of pixels instead of 6,442,450,944" if compression == 1 and not stored else ""
+    reasons = r"the file is damaged|damaged: tile 0|strips of .* MB cannot be read"
+    with pytest.raises(BadImage, match=stated or reasons):
         open_region_image(path)
 
 

@@ -8,27 +8,10 @@ import torch
 from paceline.inference.tiles import is_out_of_memory
 
 
-def raised_by_torch() -> Exception:
-    with pytest.raises(RuntimeError) as caught:
+def test_an_out_of_memory_error_is_recognised() -> None:
+    with pytest.raises(RuntimeError) as raised_by_torch:
         torch.empty(10**15)
-    return caught.value
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        torch.OutOfMemoryError("CUDA out of memory"),
-        RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
-        ),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: not enough memory: you tried"),
-        raised_by_torch(),
-    ],
-)
-def test_an_out_of_memory_error_is_recognised(error: Exception) -> None:
-    assert is_out_of_memory(error)
-
-
-def test_other_errors_are_not_mistaken_for_out_of_memory() -> None:
+    failed = "[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: not enough memory: you tried"
+    errors = [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError(failed), raised_by_torch.value]
+    assert all(map(is_out_of_memory, errors))
     assert not is_out_of_memory(RuntimeError("expected scalar type Float but found Half"))

@@ -12,13 +12,13 @@ from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
 from paceline.inference.apply import compute_in_parts
 from paceline.inference.tiles import choose_tiling
-from paceline.inference.trained import ImageModel, build, open_image_model
+from paceline.inference.trained import TrainedModel, build, open_image_model
 from paceline.runs.weights import write_weights
 
 CPU = torch.device("cpu")
 
 
-def deepliif(folder: Path, segmentation_generator: str) -> ImageModel:
+def deepliif(folder: Path, segmentation_generator: str) -> TrainedModel:
     settings = ["generator=resnet_6", "norm=batch", "padding=zero", "ngf=1", "batchnorm=running"]
     settings.append(f"segmentation_generator={segmentation_generator}")
     config = configure("translation", {}, assignments=settings, elsewhere=True)

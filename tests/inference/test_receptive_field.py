@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -25,8 +26,8 @@ NETWORKS = {
 }
 
 
-def field_of(network: nn.Module, output_scale: int = 1) -> ReceptiveField:
-    network = copy.deepcopy(network).float()
+def field_of(network: nn.Module | Callable[[Tensor], Tensor], output_scale: int = 1) -> ReceptiveField:
+    network = copy.deepcopy(network).float() if isinstance(network, nn.Module) else network
     return receptive_field(lambda images: {"image": network(images)}, 3, output_scale)
 
 
@@ -84,69 +85,46 @@ def test_tile_sizes_must_be_a_multiple_of_the_total_stride():
     assert field_of(SRResNet(4, width=4, num_blocks=1).eval(), 4).multiple_px == 1
 
 
-def test_layers_that_prevent_tiling_are_reported():
-    class Squeezed(nn.Module):
-        def forward(self, images: Tensor) -> Tensor:
-            return images * images.mean((2, 3), keepdim=True)
+def select(images: Tensor) -> Tensor:
+    return images + images[images > 0].sum()  # shapes depend on the values, so real values are traced
 
-    class Pooled(nn.Module):
-        def forward(self, images: Tensor) -> Tensor:
-            return images * F.adaptive_avg_pool2d(images, 1)
 
-    class Turned(nn.Module):
-        def forward(self, images: Tensor) -> Tensor:
-            return images.flip(-1)
+def pool_by_eight(images: Tensor) -> Tensor:
+    height, width = images.shape[-2:]
+    small = F.adaptive_max_pool2d(images, (height // 8, width // 8))
+    return images * F.interpolate(small, (height, width), mode="nearest")
 
-    normed = field_of(ResnetGenerator(ngf=2, num_blocks=1, norm="instance").eval())
-    assert normed.obstacles == ("the network normalises using statistics from the whole image",)
-    assert (
-        field_of(SRResNet(2, width=4, num_blocks=1).train(), 2).obstacles == normed.obstacles
-    )  # BatchNorm in training mode also uses statistics of the full image
-    assert "whole image" in field_of(Squeezed()).obstacles[0]
-    assert "whole image" in field_of(Pooled()).obstacles[0]
-    assert field_of(Turned()).obstacles == ("the receptive field of the operation 'flip' is not known",)
+
+def resize(images: Tensor) -> Tensor:
+    small = F.max_pool2d(F.conv2d(images, torch.ones(3, 3, 3, 3), stride=2), 7, 3)
+    return images * F.interpolate(small, images.shape[-2:], mode="bilinear")
+
+
+STATISTICS = "the network normalises using statistics from the whole image"
+OBSTACLES = {  # a network, why it cannot be tiled exactly, whether it reads the whole image, and the tiles' alignment
+    "instance norm": (ResnetGenerator(ngf=2, num_blocks=1, norm="instance").eval(), STATISTICS, False, 4),
+    "BatchNorm in training mode": (SRResNet(1, width=4, num_blocks=1).train(), STATISTICS, False, 1),
+    "mean": (lambda x: x * x.mean((2, 3), keepdim=True), "the network pools over the whole image", True, 1),
+    "adaptive pooling": (lambda x: x * F.adaptive_avg_pool2d(x, 1), "whole image", True, 1),
+    "adaptive pooling to a size": (pool_by_eight, "whole image", True, 8),
+    "norm": (lambda x: x / torch.linalg.vector_norm(x, dim=(2, 3), keepdim=True), "whole image", True, 1),
+    "flip": (lambda x: x.flip(-1), "the receptive field of the operation 'flip' is not known", False, 1),
+    "selection": (select, "not known", False, 1),
+    "resizing by a fraction": (resize, "only integer factors are supported", False, 6),
+}
+
+
+@pytest.mark.parametrize("name", OBSTACLES)
+def test_layers_that_prevent_tiling_are_reported(name):
+    network, obstacle, reads_all, multiple = OBSTACLES[name]
+    field = field_of(network)
+    assert any(obstacle in found for found in field.obstacles), field.obstacles
+    assert (field.reads_all, field.multiple_px) == (reads_all, multiple)
 
 
 def test_a_norm_over_channels_does_not_read_the_whole_image():
-    class Normalised(nn.Module):
-        def forward(self, images: Tensor) -> Tensor:
-            return F.normalize(images, dim=1)
-
-    class NormalisedByImage(nn.Module):
-        def forward(self, images: Tensor) -> Tensor:
-            return images / torch.linalg.vector_norm(images, dim=(2, 3), keepdim=True)
-
-    assert not field_of(Normalised()).reads_all and not field_of(Normalised()).obstacles
-    assert field_of(NormalisedByImage()).reads_all
-
-
-def test_tiles_are_aligned_to_the_windows_of_adaptive_pooling():
-    class Pooled(nn.Module):
-        def forward(self, images: Tensor) -> Tensor:
-            height, width = images.shape[-2:]
-            small = F.adaptive_max_pool2d(images, (height // 8, width // 8))
-            return images * F.interpolate(small, (height, width), mode="nearest")
-
-    field = field_of(Pooled())
-    assert field.reads_all and field.multiple_px == 8
-
-
-def test_a_network_whose_shapes_depend_on_the_values_is_traced_with_real_values():
-    class Selected(nn.Module):
-        def forward(self, images: Tensor) -> Tensor:
-            return images + images[images > 0].sum()
-
-    assert field_of(Selected()).obstacles
-
-
-def test_resizing_by_a_fraction_does_not_change_the_tile_alignment():
-    class Resized(nn.Module):
-        def forward(self, images: Tensor) -> Tensor:
-            small = F.max_pool2d(F.conv2d(images, torch.ones(3, 3, 3, 3), stride=2), 7, 3)
-            return images * F.interpolate(small, images.shape[-2:], mode="bilinear")
-
-    field = field_of(Resized())
-    assert field.multiple_px == 6 and any("only integer factors" in obstacle for obstacle in field.obstacles)
+    field = field_of(lambda images: F.normalize(images, dim=1))
+    assert not field.reads_all and not field.obstacles
 
 
 def test_the_halo_accounts_for_pooling_dilation_and_upsampling():

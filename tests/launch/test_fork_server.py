@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,40 +64,18 @@ def test_a_missing_log_folder_and_a_command_that_has_just_ended_are_handled(
 
 
 @pytest.mark.slow
-def test_a_command_may_have_the_process_id_of_an_earlier_one(tmp_path: Path, servers: ForkServers) -> None:
-    first = servers.start(["--version"], tmp_path / "log.txt", {})
-    assert first.wait() == 0
-    (server,) = servers._servers.values()
-    ours, theirs = socket.socketpair()
-    before, server._socket = server._socket, ours
-    with ours, theirs:
-        theirs.sendall(json.dumps({"pid": first.pid}).encode() + b"\n")
-        server.read_messages(wait=True)
-        second = server._started
-        assert second is not None and second.pid == first.pid and (first.poll(), second.poll()) == (0, None)
-        theirs.sendall(json.dumps({"pid": first.pid, "exit_code": 3}).encode() + b"\n")
-        assert (second.wait(), first.poll()) == (3, 0)
-    server._socket = before
-
-
-@pytest.mark.slow
-def test_a_changed_environment_reaches_the_next_command(
+def test_forked_commands_have_the_environment_variables_at_their_start(
     tmp_path: Path, servers: ForkServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    servers.start(["--version"], tmp_path / "log.txt", {}).wait()
-    monkeypatch.setenv("COLUMNS", "60")
-    assert servers.start(["--help"], tmp_path / "help.txt", {}).wait() == 0
-    assert max(map(len, (tmp_path / "help.txt").read_text().splitlines())) <= 60
-
-
-@pytest.mark.slow
-def test_forked_commands_have_the_environment_variables_of_their_server(tmp_path: Path, servers: ForkServers) -> None:
     widths = []
     for columns in ("60", "110"):
         log = tmp_path / f"{columns}.txt"
         assert end_of(Child(["--help"], log, {"COLUMNS": columns}, servers.start)) == 0
         widths.append(max(map(len, log.read_text().splitlines())))
     assert widths[0] <= 60 < widths[1] <= 110
+    monkeypatch.setenv("COLUMNS", "60")
+    assert servers.start(["--help"], tmp_path / "help.txt", {}).wait() == 0
+    assert max(map(len, (tmp_path / "help.txt").read_text().splitlines())) <= 60
 
 
 def test_a_forked_command_can_be_interrupted_and_killed(tmp_path: Path, shared: ForkServers) -> None:

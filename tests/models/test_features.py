@@ -63,7 +63,9 @@ def test_vgg_parameters_loaded_from_a_file_are_frozen(tmp_path):
 
 
 def test_vgg_layers_are_numbered_as_in_torchvision():
-    convolutions = [number for number, module in enumerate(vgg19().features) if isinstance(module, nn.Conv2d)]
+    with torch.device("meta"):
+        network = vgg19(init_weights=False)
+    convolutions = [number for number, module in enumerate(network.features) if isinstance(module, nn.Conv2d)]
     assert convolutions == [number for number, module in enumerate(layers()) if isinstance(module, nn.Conv2d)]
     assert convolutions[-1] == 34
 
@@ -99,13 +101,18 @@ def test_only_the_image_gets_a_gradient_and_vgg_weights_are_not_in_the_state_dic
 
 def test_vgg_weights_are_shared_and_features_have_the_dtype_of_the_images():
     first, second = Features("random"), Features("random")
-    device = IMAGES.device
-    assert first._copy_on(device, torch.float32) is second._copy_on(device, torch.float32)
+    assert all(one is other for one, other in zip(sum(first.load(), ()), sum(second.load(), ()), strict=True))
     assert Features("random")(IMAGES.double()).dtype == torch.float64
     with torch.autocast("cpu", torch.bfloat16):
         half = first(IMAGES)
     assert half.dtype == torch.bfloat16
     torch.testing.assert_close(half.float(), second(IMAGES), atol=0.2, rtol=0.1)
+
+
+def test_several_vgg_layers_are_computed_in_one_pass():
+    names = ("conv2_2", "relu1_2", "conv3_4")
+    for name, found in zip(names, Features("random", *names).all(IMAGES), strict=True):
+        assert torch.equal(found, Features("random", name)(IMAGES))
 
 
 def test_grey_images_are_repeated_to_three_channels():

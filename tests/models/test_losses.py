@@ -1,8 +1,13 @@
+"""Adversarial losses from logits, and losses that compare images by frequencies and structure."""
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from skimage.metrics import structural_similarity
 
-from paceline.models.losses import BCE, HINGE, LEAST_SQUARES, d2gan, log_softplus, r1_penalty
+from paceline.core.errors import UserError
+from paceline.models.losses import BCE, HINGE, LEAST_SQUARES, d2gan, fft_loss, log_softplus, r1_penalty, ssim_loss
 
 LOGITS = torch.tensor([-3.0, -0.5, 0.0, 0.7, 4.0], dtype=torch.float64)
 
@@ -82,3 +87,32 @@ def test_r1_is_computed_in_full_precision_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         norms, logits = r1_penalty(lambda x: F.conv2d(x, weight).sum((1, 2, 3)), torch.randn(3, 1, 2, 2))
     assert norms.dtype == logits.dtype == torch.float32
+
+
+def random_images(height: int, width: int, count: int = 2, seed: int = 0) -> torch.Tensor:
+    return torch.rand(count, 3, height, width, generator=torch.Generator().manual_seed(seed)).double() * 2 - 1
+
+
+def test_the_fft_loss_equals_numpy():
+    one, other = random_images(12, 9), random_images(12, 9, seed=1)
+    difference = np.fft.rfft2((one - other).numpy(), norm="ortho")
+    wanted = np.abs(np.stack([difference.real, difference.imag])).mean()
+    assert fft_loss(one, other).item() == pytest.approx(wanted)
+    assert fft_loss(one, one).item() == 0
+
+
+def test_the_ssim_loss_equals_scikit_image():
+    one = random_images(30, 26, count=1)
+    other = one + 0.2 * random_images(30, 26, count=1, seed=1)
+    similarity = structural_similarity(
+        *(images[0].permute(1, 2, 0).numpy() for images in (one, other)),
+        data_range=2,
+        channel_axis=2,
+        gaussian_weights=True,
+        sigma=1.5,
+        use_sample_covariance=False,
+        full=True,
+    )[1]
+    assert ssim_loss(one, other).item() == pytest.approx(1 - similarity[5:-5, 5:-5].mean(), rel=1e-6)
+    with pytest.raises(UserError, match="at least 11×11"):
+        ssim_loss(one[..., :8], other[..., :8])

@@ -23,10 +23,10 @@ def random_alexnet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     torch.manual_seed(0)
     torch.save(alexnet().state_dict(), folder / "alexnet-owt-7be5be79.pth")
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    for cached in (features.load_lpips, features._copy_on):
+    for cached in (features.load_lpips, features._lpips_on):
         cached.cache_clear()
     yield
-    for cached in (features.load_lpips, features._copy_on):
+    for cached in (features.load_lpips, features._lpips_on):
         cached.cache_clear()
 
 

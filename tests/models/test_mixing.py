@@ -53,27 +53,22 @@ def test_the_mixing_probability_is_the_fraction_of_mixed_images() -> None:
     assert torch.equal(mix(images, uniforms, 0.4, 1.0, 0.0)[0], images)
 
 
-@pytest.mark.parametrize("alpha", [0.1, 0.2, 0.8, 1.0, 2.0, 8.0])
+@pytest.mark.parametrize("alpha", [1e-300, 1e-3, 0.1, 0.2, 0.8, 1.0, 2.0, 8.0, 30.0, 100.0])
 def test_mixing_ratios_follow_the_beta_distribution(alpha: float) -> None:
     random = np.random.default_rng(0)
     ours = _beta(torch.from_numpy(random.random(200_000)), alpha).numpy()
-    theirs = random.beta(alpha, alpha, 200_000)
+    theirs = random.beta(max(alpha, 1e-6), max(alpha, 1e-6), 200_000)
     points = np.linspace(0.02, 0.98, 25)
     difference = [abs((ours < point).mean() - (theirs < point).mean()) for point in points]
     assert max(difference) < 0.006  # several standard errors of a fraction of 200,000 samples
     table = _quantiles(alpha, torch.device("cpu"), torch.float64)
-    assert table[0] == 0 and table[-1] == 1 and (table.diff() >= 0).all()
+    assert torch.isfinite(table).all() and (table.diff() >= 0).all()
+    assert (table[0] == 0 and table[-1] == 1) or alpha > 30
     assert table[TABLE_SIZE // 2].item() == pytest.approx(0.5, abs=1e-9)
+    assert float(table.std()) == pytest.approx(0.5 / (2 * alpha + 1) ** 0.5, rel=0.06)
 
 
 def test_an_odd_number_of_images_cannot_be_mixed() -> None:
     images, uniforms = batch(5)
     with pytest.raises(UserError, match=r"even number of images per device.*not 5"):
         mix(images, uniforms, 0.4, 0)
-
-
-@pytest.mark.parametrize("alpha", [1e-300, 1e-3, 0.4, 1.0, 2.0, 30.0, 100.0])
-def test_the_spread_of_the_mixing_ratio_is_that_of_its_beta_distribution(alpha: float) -> None:
-    table = _quantiles(alpha, torch.device("cpu"), torch.float64)
-    assert torch.isfinite(table).all() and (table.diff() >= 0).all()
-    assert float(table.std()) == pytest.approx(0.5 / (2 * alpha + 1) ** 0.5, rel=0.06)

@@ -40,7 +40,7 @@ def test_a_network_that_maps_images_to_images_is_rejected_as_a_classifier(monkey
     with pytest.raises(UserError, match="spandrel:NAFNet: maps images to images; this recipe needs a classifier"):
         networks.make_network(choose("spandrel:NAFNet"), TASK)
     with pytest.raises(UserError, match="this recipe needs a classifier"):
-        networks.input_statistics(choose("spandrel:NAFNet"))
+        networks.load_classifiers("spandrel:NAFNet")
 
 
 def fail() -> None:

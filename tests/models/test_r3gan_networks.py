@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.models.losses import gradient_penalty
+from paceline.models.losses import r1_penalty
 from paceline.models.r3gan import Block, Discriminator, Downsample, Generator, Sizes, Upsample
 
 
@@ -49,7 +49,7 @@ def test_the_discriminator_returns_the_gradients_that_autograd_computes(num_clas
 
     scores, gradients = discriminator(images, label, with_gradients=True)
     penalties = gradients.square().sum((1, 2, 3)) / 2
-    expected_penalties, expected_scores = gradient_penalty(lambda seen: discriminator(seen, label), images)
+    expected_penalties, expected_scores = r1_penalty(lambda seen: discriminator(seen, label), images)
     torch.testing.assert_close(scores, expected_scores, rtol=1e-12, atol=0)
     torch.testing.assert_close(penalties, expected_penalties, rtol=1e-12, atol=0)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from paceline.core.errors import UserError
@@ -70,36 +72,27 @@ def test_slurm_jobs_and_steps_on_one_host_use_different_ports() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "what"),
+    ("function", "environ", "what"),
     [
-        ({"RANK": "abc", "WORLD_SIZE": "2"}, "RANK is 'abc': expected a whole number from 0 to 1"),
-        ({"RANK": "", "WORLD_SIZE": "2"}, "RANK is ''"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is '2'"),
-        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE is '0': expected a whole number of at least 1"),
-        (TORCHRUN | {"LOCAL_RANK": "4"}, "LOCAL_WORLD_SIZE is '4'"),
-        (SRUN | {"SLURM_PROCID": "0"}, "SLURM_LOCALID is not set"),
-        (SRUN | {"SLURM_PROCID": "7", "SLURM_LOCALID": "0"}, "SLURM_PROCID is '7'"),
+        (place_from, {"RANK": "abc", "WORLD_SIZE": "2"}, "RANK is 'abc': expected a whole number from 0 to 1"),
+        (place_from, {"RANK": "", "WORLD_SIZE": "2"}, "RANK is ''"),
+        (place_from, {"RANK": "2", "WORLD_SIZE": "2"}, "RANK is '2'"),
+        (place_from, {"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE is '0': expected a whole number of at least 1"),
+        (place_from, TORCHRUN | {"LOCAL_RANK": "4"}, "LOCAL_WORLD_SIZE is '4'"),
+        (place_from, SRUN | {"SLURM_PROCID": "0"}, "SLURM_LOCALID is not set"),
+        (place_from, SRUN | {"SLURM_PROCID": "7", "SLURM_LOCALID": "0"}, "SLURM_PROCID is '7'"),
+        (meeting_point, {}, "MASTER_ADDR and MASTER_PORT are not"),
+        (meeting_point, {"MASTER_ADDR": "127.0.0.1"}, "MASTER_PORT is not set"),
+        (meeting_point, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "80x"}, "MASTER_PORT is '80x'"),
+        (meeting_point, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "99999"}, "a whole number from 1 to 65535"),
+        (meeting_point, {"MASTER_ADDR": "a..b", "MASTER_PORT": "29500"}, "MASTER_ADDR=a..b: this machine cannot find"),
     ],
 )
-def test_ranks_that_no_launcher_would_set_are_reported(environ: dict[str, str], what: str) -> None:
+def test_variables_that_no_launcher_would_set_are_reported(
+    function: Callable[[dict[str, str]], object], environ: dict[str, str], what: str
+) -> None:
     with pytest.raises(UserError) as error:
-        place_from(environ)
-    assert what in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("environ", "what"),
-    [
-        ({}, "MASTER_ADDR and MASTER_PORT are not"),
-        ({"MASTER_ADDR": "127.0.0.1"}, "MASTER_PORT is not set"),
-        ({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "80x"}, "MASTER_PORT is '80x'"),
-        ({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "99999"}, "expected a whole number from 1 to 65535"),
-        ({"MASTER_ADDR": "a..b", "MASTER_PORT": "29500"}, "MASTER_ADDR=a..b: this machine cannot find the host"),
-    ],
-)
-def test_an_address_that_cannot_be_used_is_reported(environ: dict[str, str], what: str) -> None:
-    with pytest.raises(UserError) as error:
-        meeting_point(environ)
+        function(environ)
     assert what in str(error.value)
 
 

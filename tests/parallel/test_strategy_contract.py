@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import safetensors.torch
@@ -11,8 +12,8 @@ from sharded import trace_all
 
 from paceline.commands.configure import configure
 from paceline.commands.verify import compare, differences
-from paceline.core.registry import is_installed, load_class, names
-from paceline.parallel.strategy import Strategy
+from paceline.core.registry import load_class, names
+from paceline.parallel.strategy import Feature, Strategy, why_unavailable
 
 NAMES = names("strategy")
 
@@ -20,16 +21,15 @@ NAMES = names("strategy")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_strategy_declares_its_limits(name: str) -> None:
     strategy = load_class("strategy", name, Strategy)
-    assert strategy.max_devices is None or strategy.max_devices >= 1
-    reasons = [strategy.cannot_capture, strategy.cannot_compile, strategy.parity_obstacle, strategy.cpu_obstacle]
+    reasons = [strategy.why_not(feature) for feature in get_args(Feature)]
     assert all(isinstance(reason, str) and not reason.endswith(".") for reason in reasons)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "single"])
 def test_a_strategy_on_one_device_produces_the_same_weights_as_a_single_process(name: str, tiny: str) -> None:
     strategy = load_class("strategy", name, Strategy)
-    if strategy.cpu_obstacle or not is_installed(strategy.package):
-        pytest.skip(strategy.cpu_obstacle or f"needs {strategy.package}")
+    if why := why_unavailable(strategy, on_gpus=False):
+        pytest.skip(why)
     config = configure(tiny, {"accelerator": "cpu", "batch_size": "16"}, small=True)
     found = differences(config, ["single", name], steps=3, tolerance=1e-12)
     assert found and all(one.ok for one in found)

@@ -7,6 +7,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from pydoc import locate
 from typing import Any
 
 import pytest
@@ -17,9 +18,7 @@ from torch._subclasses import fake_tensor
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 from torch.nn.modules import batchnorm, dropout
-from torch.utils import _python_dispatch
 
 from paceline.launch.rendezvous import Rendezvous
 from paceline.parallel import torch_internals
@@ -41,159 +40,71 @@ from paceline.parallel.torch_internals import (
 SOURCE = Path(torch_internals.__file__).parents[1]
 
 
-def parameters(function: Callable[..., Any]) -> list[str]:
-    return list(inspect.signature(function).parameters)
-
-
-def agent() -> LocalElasticAgent:
-    handler = Rendezvous().open()
-    try:
-        spec = WorkerSpec(role="x", local_world_size=1, rdzv_handler=handler, entrypoint="true", max_restarts=3)
-        return LocalElasticAgent(spec, DefaultLogsSpecs())
-    finally:
-        handler.shutdown()
-
-
-def rendezvous_address() -> object:
-    handler = Rendezvous().open()
-    try:
-        return handler._this_node.addr
-    finally:
-        handler.shutdown()
-
-
+AGENT = "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent"
+HANDLER = "torch.distributed.elastic.rendezvous.dynamic_rendezvous.DynamicRendezvousHandler"
 RESTARTS = "restarts after a worker dies (--max-restarts)"
-LEAVING = "a host that stops while the others continue"
 CAPTURE = "training continues eagerly where a step cannot be captured (--graph auto)"
+EXCHANGE = "`paceline plan`, which times steps without exchange"
 EMA = "EMA updates and the check that weights are finite"
-TILES = "receptive fields, which `paceline apply` cuts images into tiles by"
-MEMORY = "`paceline plan --memory`"
+TRACED = "receptive fields, which `paceline apply` cuts images into tiles by; `paceline plan --memory`"
 PROFILE = "--profile"
+BATCHNORM = "BatchNorm over all processes on CPUs and under gradient penalties"
 
-INTERNALS: dict[str, tuple[Callable[[], bool], str]] = {
-    "LocalElasticAgent._monitor_workers(worker_group)": (
-        lambda: parameters(LocalElasticAgent._monitor_workers) == ["self", "worker_group"],
-        RESTARTS,
-    ),
-    "LocalElasticAgent._initialize_workers(worker_group)": (
-        lambda: parameters(LocalElasticAgent._initialize_workers) == ["self", "worker_group"],
-        f"{RESTARTS}: each round must start with an empty mailbox",
-    ),
-    "LocalElasticAgent._invoke_run(role) and _shutdown()": (
-        lambda: (
-            parameters(LocalElasticAgent._invoke_run) == ["self", "role"]
-            and parameters(LocalElasticAgent._shutdown) == ["self", "death_sig", "timeout"]
-        ),
-        f"{RESTARTS}: the rendezvous host may be lost and return",
-    ),
-    "LocalElasticAgent._remaining_restarts": (lambda: agent()._remaining_restarts == 3, RESTARTS),
-    "LocalElasticAgent._worker_group.spec.rdzv_handler": (
-        lambda: agent()._worker_group.spec.rdzv_handler.num_nodes_waiting() == 0,
-        "hosts that join a run later (--nnodes MIN:MAX)",
-    ),
-    "DynamicRendezvousHandler._this_node.addr": (
-        lambda: isinstance(rendezvous_address(), str),
-        "every run in several processes: workers get their address from it",
-    ),
-    "DynamicRendezvousHandler._stop_heartbeats()": (
-        lambda: parameters(DynamicRendezvousHandler._stop_heartbeats) == ["self"],
-        LEAVING,
-    ),
-    "torch.distributed.all_reduce(tensor, …)": (
-        lambda: parameters(dist.all_reduce)[0] == "tensor",
-        "`paceline plan`, which times steps without exchange",
-    ),
-    "torch.distributed.all_gather_into_tensor(output_tensor, input_tensor, …)": (
-        lambda: parameters(dist.all_gather_into_tensor)[:2] == ["output_tensor", "input_tensor"],
-        "`paceline plan`, which times steps without exchange",
-    ),
-    "torch.distributed.TCPStore": (
-        lambda: torch_internals.TCPStore is dist.TCPStore,
-        "every run in several processes: they meet at this store",
-    ),
-    "DistributedDataParallel._check_reducer_finalized()": (
-        lambda: parameters(nn.parallel.DistributedDataParallel._check_reducer_finalized) == ["self"],
-        "the error for parameters that a step does not use (--strategy ddp)",
-    ),
-    "Module._compiled_call_impl": (
-        lambda: nn.Linear(1, 1)._compiled_call_impl is None,
-        "training continues eagerly where --compile fails",
-    ),
-    "torch._dynamo.config.recompile_limit": (
-        lambda: importlib.import_module("torch._dynamo.config").recompile_limit >= 8,
-        "--compile for networks that use one block for many shapes",
-    ),
-    "Optimizer.step, zero_grad, … with __wrapped__": (
-        lambda: all(hasattr(getattr(torch.optim.Adam, name), "__wrapped__") for name in torch_internals.DECORATED),
-        "a fast start: training imports torch's compiler only if it is used",
-    ),
-    "torch._C._distributed_c10d._dump_nccl_trace_json": (
-        lambda: not dist.is_nccl_available() or hasattr(torch._C._distributed_c10d, "_dump_nccl_trace_json"),
-        "NCCL's record of collective operations after a hang",
-    ),
-    "torch.distributed.distributed_c10d._get_default_store": (
-        lambda: parameters(dist.distributed_c10d._get_default_store) == [],
-        "`--profile` with several ranks: waiting for a slower rank is separated from communication",
-    ),
-    "torch._C._cuda_endAllocateToPool": (
-        lambda: not torch.cuda.is_available() or callable(torch._C._cuda_endAllocateToPool),
-        CAPTURE,
-    ),
-    "Generator.graphsafe_get_state, graphsafe_set_state": (
-        lambda: hasattr(torch.Generator, "graphsafe_get_state") and hasattr(torch.Generator, "graphsafe_set_state"),
-        CAPTURE,
-    ),
-    "torch.nn.modules.dropout._DropoutNd": (
-        lambda: issubclass(nn.Dropout2d, dropout._DropoutNd) and hasattr(nn.Dropout(0.5), "p"),
-        "`paceline verify`, which sets dropout to 0",
-    ),
-    "torch.nn.modules.batchnorm._BatchNorm": (
-        lambda: (
-            issubclass(nn.BatchNorm2d, batchnorm._BatchNorm)
-            and parameters(batchnorm._BatchNorm)[:5]
-            == ["num_features", "eps", "momentum", "affine", "track_running_stats"]
-        ),
-        "BatchNorm over all processes on CPUs and under gradient penalties",
-    ),
-    "torch._foreach_copy_": (lambda: callable(torch._foreach_copy_), "replays of a captured step (--graph)"),
-    "torch._foreach_lerp_": (lambda: callable(torch._foreach_lerp_), EMA),
-    "torch._foreach_norm": (lambda: callable(torch._foreach_norm), EMA),
-    "OpOverload.is_view": (lambda: torch.ops.aten.view.default.is_view is True, TILES),
-    "FakeTensorMode(allow_non_fake_inputs)": (
-        lambda: "allow_non_fake_inputs" in parameters(fake_tensor.FakeTensorMode),
-        f"{TILES}; {MEMORY}",
-    ),
-    "TorchDispatchMode.__torch_dispatch__": (
-        lambda: (
-            parameters(_python_dispatch.TorchDispatchMode.__torch_dispatch__)[1:] == ["func", "types", "args", "kwargs"]
-        ),
-        f"{TILES}; {MEMORY}",
-    ),
-    "torch.utils._python_dispatch._disable_current_modes": (
-        lambda: not parameters(_python_dispatch._disable_current_modes),
-        f"{MEMORY} for networks that read numbers from tensors when they are built",
-    ),
-    "torch._C._profiler._ExperimentalConfig()": (lambda: bool(torch._C._profiler._ExperimentalConfig()), PROFILE),
-    "torch.profiler.profile._get_distributed_info(self)": (
-        lambda: parameters(torch.profiler.profile._get_distributed_info) == ["self"],
-        PROFILE,
-    ),
-    "torch.autograd._add_metadata_json": (lambda: callable(torch.autograd._add_metadata_json), PROFILE),
-    "OpOverload._schema.returns": (lambda: len(torch.ops.aten.add.Tensor._schema.returns) == 1, MEMORY),
+# What stops working without each function. "…" stands for further parameters; without parentheses, any are accepted.
+FUNCTIONS = {
+    f"{AGENT}._monitor_workers(self, worker_group)": RESTARTS,
+    f"{AGENT}._initialize_workers(self, worker_group)": f"{RESTARTS}: each round must start with an empty mailbox",
+    f"{AGENT}._invoke_run(self, role)": f"{RESTARTS}: the rendezvous host may be lost and return",
+    f"{AGENT}._shutdown(self, death_sig, timeout)": f"{RESTARTS}: the rendezvous host may be lost and return",
+    f"{HANDLER}._stop_heartbeats(self)": "a host that stops while the others continue",
+    "torch.distributed.all_reduce(tensor, …)": EXCHANGE,
+    "torch.distributed.all_gather_into_tensor(output_tensor, input_tensor, …)": EXCHANGE,
+    "torch.nn.parallel.DistributedDataParallel._check_reducer_finalized(self)": "the error for unused parameters",
+    "torch.distributed.distributed_c10d._get_default_store()": f"{PROFILE} with several ranks",
+    "torch.Generator.graphsafe_get_state": CAPTURE,
+    "torch.Generator.graphsafe_set_state": CAPTURE,
+    "torch.nn.modules.dropout._DropoutNd": "`paceline verify`, which sets dropout to 0",
+    "torch.nn.modules.batchnorm._BatchNorm(num_features, eps, momentum, affine, track_running_stats, …)": BATCHNORM,
+    "torch._foreach_copy_": "replays of a captured step (--graph)",
+    "torch._foreach_lerp_": EMA,
+    "torch._foreach_norm": EMA,
+    "torch.utils._python_dispatch.TorchDispatchMode.__torch_dispatch__(self, func, types, args, kwargs)": TRACED,
+    "torch.utils._python_dispatch._disable_current_modes()": "`paceline plan --memory` of networks that read tensors",
+    "torch._C._profiler._ExperimentalConfig": PROFILE,
+    "torch.profiler.profile._get_distributed_info(self)": PROFILE,
+    "torch.autograd._add_metadata_json": PROFILE,
 }
 
 
-@pytest.mark.parametrize("name", INTERNALS)
-def test_torch_has_the_internals_that_paceline_uses(name: str) -> None:
-    is_there, what = INTERNALS[name]
+@pytest.mark.parametrize("signature", FUNCTIONS)
+def test_torch_has_the_functions_that_paceline_uses(signature: str) -> None:
+    name, _, listed = signature.partition("(")
+    function, expected = locate(name), listed.removesuffix(")").replace(", …", "")
+    changed = f"torch {torch.__version__} changed {signature}, so this stops working: {FUNCTIONS[signature]}"
+    assert function is not None, changed
+    if listed:
+        parameters = list(inspect.signature(function).parameters)
+        assert ", ".join(parameters[: expected.count(",") + 1] if "…" in listed else parameters) == expected, changed
+
+
+def test_torch_has_the_attributes_that_paceline_uses() -> None:
+    handler = Rendezvous().open()
     try:
-        found = is_there()
-    except (AttributeError, TypeError) as error:
-        found = False
-        name += f" ({error})"
-    assert found, (
-        f"torch {torch.__version__} changed {name}, so this stops working: {what}; see {torch_internals.__file__}"
-    )
+        spec = WorkerSpec(role="x", local_world_size=1, rdzv_handler=handler, entrypoint="true", max_restarts=3)
+        agent: Any = LocalElasticAgent(spec, DefaultLogsSpecs())
+        assert agent._remaining_restarts == 3, RESTARTS
+        assert agent._worker_group.spec.rdzv_handler.num_nodes_waiting() == 0, "hosts that join a run later"
+        assert isinstance(handler._this_node.addr, str), "every run in several processes"
+    finally:
+        handler.shutdown()
+    assert torch_internals.TCPStore is dist.TCPStore, "every run in several processes"
+    assert nn.Linear(1, 1)._compiled_call_impl is None, "training continues eagerly where --compile fails"
+    assert importlib.import_module("torch._dynamo.config").recompile_limit >= 8, "--compile of blocks with many shapes"
+    assert all(hasattr(getattr(torch.optim.Adam, name), "__wrapped__") for name in torch_internals.DECORATED)
+    assert not torch.cuda.is_available() or callable(torch._C._cuda_endAllocateToPool), CAPTURE
+    assert issubclass(nn.Dropout2d, dropout._DropoutNd) and issubclass(nn.BatchNorm2d, batchnorm._BatchNorm)
+    assert "allow_non_fake_inputs" in inspect.signature(fake_tensor.FakeTensorMode).parameters, TRACED
+    assert len(torch.ops.aten.add.Tensor._schema.returns) == 1, TRACED
 
 
 def test_only_one_file_uses_private_torch_names() -> None:
@@ -222,13 +133,6 @@ def _torch_names(node: ast.AST) -> list[str]:
                 inner = inner.value
             return parts if isinstance(inner, ast.Name) and inner.id in ("torch", "dist", "nn") else []
     return []
-
-
-@pytest.mark.parametrize(
-    "text", ["import torch._C", "from torch.nn.modules.batchnorm import _BatchNorm", "torch._foreach_copy_(a, b)"]
-)
-def test_a_private_torch_name_in_another_file_is_reported(text: str) -> None:
-    assert any(part[0] == "_" for node in ast.walk(ast.parse(text)) for part in _torch_names(node))
 
 
 def test_a_process_can_leave_a_rendezvous_without_closing_it() -> None:

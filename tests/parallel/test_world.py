@@ -19,12 +19,6 @@ from paceline.parallel import world as environment
 from paceline.parallel.world import check_devices, gpu_ids, join
 
 
-@pytest.fixture(autouse=True)
-def unchanged_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the variable that turns NCCL's recorder on from reaching later tests."""
-    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
-
-
 class Gpus:
     """Simulated GPUs for a process with the given local rank."""
 

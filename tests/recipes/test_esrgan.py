@@ -136,10 +136,10 @@ def test_a_residual_output_starts_close_to_bicubic_upscaling(scale):
 
 
 def test_the_degradation_is_a_condition_of_the_metrics():
-    assert build().conditions == {}
-    usual = build(**REAL).conditions
+    assert build().evaluation.conditions == {}
+    usual = build(**REAL).evaluation.conditions
     assert usual["degradation"] == "second_order" and usual["max_blur"] == 3.0
-    assert build(**REAL, max_noise=10.0).conditions != usual
+    assert build(**REAL, max_noise=10.0).evaluation.conditions != usual
 
 
 def test_degraded_batches_are_bit_identical_on_one_and_two_processes_and_with_all_loaders(tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ def make_batch(recipe: R3gan, spec: DataSpec = GREY, strength: float = 0.5) -> d
     batch = {name: make[d.kind]((NUM_SAMPLES, *d.shape), generator=generator) for name, d in recipe.draws.items()}
     batch["image"] = torch.rand(NUM_SAMPLES, spec.channels, 16, 16, generator=generator) * 2 - 1
     clock = Clock(0, NUM_SAMPLES)
-    scalars = {STRENGTH: strength, CERTAINTY: 0.0} if recipe.signals else {}
-    scalars |= {name: value(clock) for name, value in recipe.scheduled.items()}
+    scalars = {name: value(clock) if callable(value) else value for name, value in recipe.signals.items()}
+    scalars |= {STRENGTH: strength} if CERTAINTY in scalars else {}
     batch |= {name: torch.full((NUM_SAMPLES,), value) for name, value in scalars.items()}
     return {name: value.double() for name, value in batch.items()} | {"label": torch.arange(NUM_SAMPLES) % 3}
 
@@ -74,14 +74,14 @@ def test_lazy_penalties_run_in_a_phase_of_their_own_with_a_larger_weight() -> No
 
 
 def test_gamma_falls_during_the_burn_in() -> None:
-    value = build(r_gamma=0.1, burn_in_r_gamma=0.9).scheduled["r_gamma"]
+    value = build(r_gamma=0.1, burn_in_r_gamma=0.9).signals["r_gamma"]
     assert [value(Clock(images, 8, 100)) for images in (0, 50, 100)] == pytest.approx([0.9, 0.5, 0.1])
 
 
 def test_a_conditional_model_draws_its_classes_and_needs_no_labels_to_generate() -> None:
     recipe = build(CLASSES)
     draws = {name: value for name, value in make_batch(recipe, CLASSES).items() if name in recipe.draws}
-    draws[recipe.class_draw] = torch.tensor([0.0, 0.3, 0.4, 0.6, 0.7, 0.99], dtype=torch.float64)
+    draws["class"] = torch.tensor([0.0, 0.3, 0.4, 0.6, 0.7, 0.99], dtype=torch.float64)
     prediction = recipe.predict(draws)
     assert prediction["label"].tolist() == [0, 0, 1, 1, 2, 2]
     expected = recipe.generator(draws["noise"], prediction["label"]).clamp(-1, 1)
@@ -104,9 +104,9 @@ def test_images_of_unsupported_sizes_are_rejected(height: int, width: int) -> No
 
 def test_the_strength_of_the_augmentation_follows_the_certainty_of_the_discriminator() -> None:
     recipe = build(ada=ADA, ada_target=0.6, ada_images=60)
-    assert recipe.signals == {STRENGTH: 0.0, CERTAINTY: 0.0}
+    assert (recipe.signals[STRENGTH], recipe.signals[CERTAINTY]) == (0.0, 0.0)
     batch = make_batch(recipe, strength=0.5)
-    assert recipe.scheduled[STEP](Clock(0, NUM_SAMPLES)) == NUM_SAMPLES / 60
+    assert recipe.signals[STEP](Clock(0, NUM_SAMPLES)) == NUM_SAMPLES / 60
     found = []
     for certainty in (1.0, 0.65, 0.6, 0.0):
         batch[CERTAINTY].fill_(certainty)
@@ -123,9 +123,9 @@ def test_the_strength_of_the_augmentation_follows_the_certainty_of_the_discrimin
 
 def test_a_fixed_strength_rises_during_the_burn_in_and_does_not_adapt() -> None:
     recipe = build(ada=ADA, ada_strength=0.4)
-    value = recipe.scheduled[STRENGTH]
+    value = recipe.signals[STRENGTH]
     assert [value(Clock(images, 8, 100)) for images in (0, 50, 100, 500)] == pytest.approx([0, 0.2, 0.4, 0.4])
-    assert recipe.signals == {} and STEP not in recipe.scheduled
+    assert not {STEP, CERTAINTY} & recipe.signals.keys()
     batch = make_batch(recipe) | {"fake": make_batch(recipe)["image"].flip(-1)}
     assert recipe("generator", batch).signals == {}
     assert CERTAINTY not in recipe("discriminator", batch).signals

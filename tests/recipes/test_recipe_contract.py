@@ -54,11 +54,11 @@ def make_batch(recipe: Recipe) -> Batch:
     draws = {
         name: make[draw.kind]((NUM_SAMPLES, *draw.shape), generator=generator) for name, draw in recipe.draws.items()
     }
-    signals = {name: torch.full((NUM_SAMPLES,), value) for name, value in recipe.signals.items()}
     clock = Clock(images=0, images_per_step=NUM_SAMPLES)
-    scheduled = {name: torch.full((NUM_SAMPLES,), value(clock)) for name, value in recipe.scheduled.items()}
+    values = {name: value(clock) if callable(value) else value for name, value in recipe.signals.items()}
+    signals = {name: torch.full((NUM_SAMPLES,), value) for name, value in values.items()}
     panels = {name: images.roll(number, dims=0) for number, name in enumerate(DATA_SPEC.panels, start=1)}
-    return {"image": images, "target": images.flip(3), "label": labels} | panels | draws | signals | scheduled
+    return {"image": images, "target": images.flip(3), "label": labels} | panels | draws | signals
 
 
 def run_phases(recipe: Recipe) -> Iterator[tuple[Phase, Loss]]:
@@ -153,14 +153,15 @@ def test_a_recipe_predicts_one_row_per_sample_and_names_an_existing_evaluator(na
         draws = {name: values for name, values in make_batch(recipe).items() if name in recipe.draws}
         assert torch.equal(recipe.predict(draws)["image"], prediction["image"])
         assert prediction["image"].abs().max() <= 1
-    if recipe.evaluator:
-        assert recipe.evaluator in registry.names("evaluator")
-        split, _, metric = type(recipe).best.metric.partition("/")  # read from the class, since instances may differ
-        assert split == recipe.evaluated_on and metric and recipe.best.mode in ("min", "max")
+    evaluation = type(recipe).evaluation  # read from the class, since instances may differ
+    if evaluation.evaluator:
+        assert evaluation.evaluator in registry.names("evaluator")
+        split, _, metric = evaluation.best.partition("/")
+        assert split == evaluation.split and metric and evaluation.mode in ("min", "max")
 
 
 def test_every_importer_is_used_by_a_recipe_and_is_complete():
-    used = {load(name).importer for name in registry.names("recipe")} - {""}
+    used = {load(name).weights.importer for name in registry.names("recipe")} - {""}
     assert used == set(registry.names("importer"))
     for name in used:
         importer = registry.load_class("importer", name, Importer)
@@ -197,14 +198,14 @@ def compute(recipe: Recipe) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
     `image_to_image` may not, because their input is given.
     """
     batch = make_batch(recipe)
-    yield f"predictions under {dict(recipe.conditions)}", recipe.predict(batch)
+    yield f"predictions under {dict(recipe.evaluation.conditions)}", recipe.predict(batch)
     if type(recipe).image_to_image is not Recipe.image_to_image:
         yield "images", recipe.image_to_image(batch["image"])
 
 
 @every_recipe
 def test_settings_that_change_what_the_same_weights_compute_are_declared(name):
-    bound = load(name).must_match_weights
+    bound = load(name).weights.must_match
     assert set(bound) <= {field.name for field in dataclasses.fields(load(name).Settings)}
     usual = vars(load(name).Settings(**load_small(name)))
     changes = [(setting, value) for setting, value in choices(name) if value != usual[setting]]
@@ -227,5 +228,5 @@ def test_settings_that_change_what_the_same_weights_compute_are_declared(name):
                 same = found.keys() == made.keys() and all(torch.equal(found[key], made[key]) for key in made)
                 assert same, (
                     f"weights trained with {before} fit {settings} but compute different {conditions}: "
-                    "declare must_match_weights or conditions"
+                    "declare Weights.must_match or Evaluation.conditions"
                 )

@@ -130,7 +130,7 @@ def test_a_transformer_rejects_images_that_differ_from_the_training_size_unless_
 
 def test_published_weights_are_read_only_when_a_run_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = build("convnext_tiny", pretrained=True, **SMALL)  # does not use the network
-    assert recipe.starts_from_published
+    assert recipe.weights.published
 
     create = timm.create_model
 
@@ -141,7 +141,7 @@ def test_published_weights_are_read_only_when_a_run_starts(monkeypatch: pytest.M
 
     monkeypatch.setattr(timm, "create_model", offline)
     with pytest.raises(UserError, match=r"cannot be downloaded.*no route to host") as caught:
-        recipe.published_weights()
+        recipe.pretrained_weights(None)
     assert "\n" not in str(caught.value)
 
 
@@ -149,10 +149,10 @@ def test_published_weights_are_read_only_when_a_run_starts(monkeypatch: pytest.M
 def test_a_run_starts_from_a_file_that_timm_wrote(name: str, tmp_path: Path) -> None:
     file = their_file(tmp_path, num_classes=5, in_chans=3, name=name)
     their = read_state_dict(file)
-    adopted = build("convnext_tiny", **SMALL).adopt_weights(their)
+    adopted = build("convnext_tiny", **SMALL).pretrained_weights(their)
     assert torch.equal(adopted["classifier.stem.0.weight"], their["stem.0.weight"])
     assert adopted["classifier.head.fc.weight"].shape == (10, 16)  # new, since the number of classes differs
-    same = build("convnext_tiny", DataSpec(3, 32, 32, num_classes=5), **SMALL).adopt_weights(their)
+    same = build("convnext_tiny", DataSpec(3, 32, 32, num_classes=5), **SMALL).pretrained_weights(their)
     assert torch.equal(same["classifier.head.fc.weight"], their["head.fc.weight"])
 
 
@@ -160,7 +160,7 @@ def test_a_run_starts_from_a_file_that_timm_wrote(name: str, tmp_path: Path) -> 
 def test_weights_of_another_architecture_are_rejected(num_classes: int) -> None:
     other = timm.create_model("resnet18", num_classes=num_classes).state_dict()
     with pytest.raises(UserError, match="the weights belong to a different network") as caught:
-        build("convnext_tiny", **SMALL).adopt_weights(other)
+        build("convnext_tiny", **SMALL).pretrained_weights(other)
     assert "\n" not in str(caught.value)
 
 

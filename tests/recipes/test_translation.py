@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.commands.configure import configure
-from paceline.contracts.recipe import Best, DataSpec
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.recipes.translation import Translation, TranslationSettings
 
@@ -219,4 +219,4 @@ def test_the_default_hyperparameters_match_pix2pix():
 def test_the_last_checkpoint_of_a_translation_run_counts_as_the_best():
     tiny = {"generator": "resnet_6", "segmentation_generator": "unet_32", "ngf": 1, "ndf": 1, "d_layers": 1}
     spec = DataSpec(channels=3, height=32, width=32, panels=("stain", "segmentation"))
-    assert Translation(TranslationSettings(**tiny), spec).best == Best()
+    assert Translation(TranslationSettings(**tiny), spec).evaluation.best == ""

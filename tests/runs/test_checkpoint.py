@@ -16,8 +16,6 @@ from running import run_fork, run_ranks, start_command, weights_of
 from torch import Tensor
 
 from paceline.core.errors import UserError
-from paceline.core.files import read_bounded
-from paceline.runs import checkpoint
 from paceline.runs.checkpoint import Best, CheckpointNumbers, Checkpoints, Snapshot, choose_checkpoint, is_whole, load
 from paceline.runs.tensor_files import unpack, write_tensors
 
@@ -210,14 +208,6 @@ def test_a_run_that_resumes_from_an_older_checkpoint_also_restores_the_best_chec
     (checkpoints.path(200) / "state.json").write_text("damaged")
     checkpoints.prune(keep=1, best=100)
     assert checkpoints.all() == [100, 200]
-
-
-def test_each_file_in_a_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoints, read = Checkpoints(tmp_path), []
-    path = checkpoints.save(snapshot(640))
-    monkeypatch.setattr(checkpoint, "read_bounded", lambda file, *most: read.append(file) or read_bounded(file, *most))
-    assert checkpoints.latest(pytest.fail)
-    assert sorted(read) == sorted(path.iterdir())
 
 
 def test_leftovers_from_an_interrupted_save_or_deletion_are_removed(tmp_path: Path) -> None:

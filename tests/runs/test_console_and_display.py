@@ -91,25 +91,14 @@ def kept(folder: Path, rank: int = 0) -> str:
     return (folder / "logs" / f"rank-{rank}.txt").read_text()
 
 
-def test_the_progress_bar_is_shown_on_the_terminal_but_not_in_the_log_file(tmp_path: Path) -> None:
+def test_the_progress_bar_is_below_the_printed_lines_and_not_in_the_log_file(tmp_path: Path) -> None:
     terminal = Terminal(TRAINING.replace("ENDING", ""), str(tmp_path))
-    assert terminal.end() == 0
-    assert "━" in terminal.text and "tiny on digits" in terminal.text
-    assert "classifier/loss 1.234" in terminal.text and "data wait 0.3%" in terminal.text and "ETA" in terminal.text
-    assert "power" not in terminal.text
-    assert "validation top1 93.1" in terminal.text
+    assert terminal.end() == 0 and "tiny on digits" in terminal.text and "power" not in terminal.text
     assert terminal.text.rindex(SHOW_CURSOR) > terminal.text.rindex(HIDE_CURSOR)
-    expected = [word for i in range(6400, 45_000, 6400) for word in (f"printed at {i}", f"warned at {i}")]
-    assert kept(tmp_path).splitlines() == ["tiny on digits", *expected, "validation top1 93.1"]
-
-
-def test_printed_lines_appear_above_the_progress_bar(tmp_path: Path) -> None:
-    terminal = Terminal(TRAINING.replace("ENDING", ""), str(tmp_path))
-    terminal.end()
+    printed = [word for i in range(6400, 45_000, 6400) for word in (f"printed at {i}", f"warned at {i}")]
+    assert kept(tmp_path).splitlines() == ["tiny on digits", *printed, "validation top1 93.1"]
     screen = rendered(terminal.text)
-    assert [line for line in screen if line.startswith(("printed", "warned"))] == [
-        line for i in range(6400, 45_000, 6400) for line in (f"printed at {i}", f"warned at {i}")
-    ]
+    assert [line for line in screen if line.startswith(("printed", "warned"))] == printed
     assert screen[-4] == "validation top1 93.1"
     assert screen[-3].startswith("━") and screen[-3].endswith("100%")
     progress = r"[\d,]+ images/s  ETA 0:00  epoch 4.5/4.5  44,800/45,000 images  classifier/loss 1.234"
@@ -121,21 +110,18 @@ def test_a_program_still_detects_its_terminal_while_the_bar_is_shown(tmp_path: P
     assert kept(tmp_path) == "title\nterminal True utf-8 1\n"
 
 
-@pytest.mark.parametrize("ending", ["raise ValueError('boom')", "raise KeyboardInterrupt"])
-def test_an_exception_restores_the_cursor_and_its_traceback_is_logged(tmp_path: Path, ending: str) -> None:
-    terminal = Terminal(TRAINING.replace("ENDING", ending), str(tmp_path))
-    assert terminal.end() != 0
+@pytest.mark.parametrize("ending", ["raise ValueError('boom')", "time.sleep(3600)"])
+def test_an_exception_or_ctrl_c_restores_the_cursor_and_the_traceback_is_logged(tmp_path: Path, ending: str) -> None:
+    with open(tmp_path / "errors.txt", "wb") as errors:
+        terminal = Terminal(TRAINING.replace("ENDING", ending), str(tmp_path), stderr=errors.fileno())
+        terminal.read(until="validation top1")
+        terminal.process.send_signal(signal.SIGINT if "sleep" in ending else 0)
+        assert terminal.end() != 0
     assert terminal.text.rindex(SHOW_CURSOR) > terminal.text.rindex(HIDE_CURSOR)
-    assert "Traceback" in terminal.text
+    assert "printed" in terminal.text and "warned" not in terminal.text and "Traceback" not in terminal.text
+    redirected = (tmp_path / "errors.txt").read_text()
+    assert redirected.startswith("warned at 6400\n") and "Traceback" in redirected
     assert "Traceback" in kept(tmp_path) and "\x1b" not in kept(tmp_path)
-
-
-def test_ctrl_c_restores_the_cursor(tmp_path: Path) -> None:
-    terminal = Terminal(TRAINING.replace("ENDING", "time.sleep(3600)"), str(tmp_path))
-    terminal.read(until="validation top1")
-    terminal.process.send_signal(signal.SIGINT)
-    assert terminal.end() != 0
-    assert terminal.text.rindex(SHOW_CURSOR) > terminal.text.rindex(HIDE_CURSOR)
 
 
 def test_the_progress_bar_fits_a_narrow_terminal(tmp_path: Path) -> None:
@@ -144,14 +130,6 @@ def test_the_progress_bar_fits_a_narrow_terminal(tmp_path: Path) -> None:
     screen = rendered(terminal.text)
     assert all(len(line) <= 40 for line in screen)
     assert "classifier/loss 1.234" in screen[-1] and "data wait 0.3%" in screen[-1], "values are not cut off"
-
-
-def test_errors_redirected_to_a_file_do_not_appear_on_the_terminal(tmp_path: Path) -> None:
-    with open(tmp_path / "errors.txt", "wb") as errors:
-        terminal = Terminal(TRAINING.replace("ENDING", ""), str(tmp_path), stderr=errors.fileno())
-        assert terminal.end() == 0
-    assert "warned" not in terminal.text and "printed" in terminal.text
-    assert (tmp_path / "errors.txt").read_text().startswith("warned at 6400\n")
 
 
 def test_without_a_terminal_each_update_is_one_plain_line(tmp_path: Path) -> None:
@@ -164,7 +142,7 @@ def test_without_a_terminal_each_update_is_one_plain_line(tmp_path: Path) -> Non
     assert second in kept(tmp_path) and "warned at 6400" in done.stderr
 
 
-@pytest.mark.parametrize(("hours", "lines"), [(0.02, 73), (1, 600), (4, 1700)])
+@pytest.mark.parametrize(("hours", "lines"), [(0.02, 73), (1, 600)])
 def test_a_fast_run_prints_few_lines_without_a_terminal_and_its_last_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, hours: float, lines: int
 ) -> None:
@@ -236,7 +214,7 @@ def test_a_slow_step_is_reported_without_a_terminal_and_each_wait_is_longer_than
     assert printed == [2, 6, 14, 24, 34]
 
 
-@pytest.mark.parametrize("steps_per_update", [2, 7, 29])
+@pytest.mark.parametrize("steps_per_update", [2, 29])
 def test_without_a_terminal_a_long_run_prints_its_lines_neither_in_pairs_nor_far_apart(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, steps_per_update: int
 ) -> None:

@@ -19,10 +19,10 @@ from paceline.runs.status import Status
 CODE = """
 import sys
 sys.path.insert(0, {folder!r})
-from tiny import Best, Tiny
+from tiny import Evaluation, Tiny
 
 class FirstIsBest(Tiny):
-    best = Best("validation/count", "max")
+    evaluation = Evaluation("accuracy", best="validation/count")
 """
 TRAIN = ("train", "./first.py", "--out", "run", "--accelerator", "cpu", "--set", "schedule=constant")
 BEST = Path("run", "checkpoints", "000000000128")
@@ -52,9 +52,13 @@ def trained(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("num_devices", "strategy"), [(1, "single"), (2, "ddp"), (2, "fsdp")])
 @pytest.mark.parametrize(
-    ("harm", "line"), [(truncate_weights, DAMAGED), (shutil.rmtree, MISSING)], ids=["damaged", "missing"]
+    ("num_devices", "strategy", "harm", "line"),
+    [
+        (1, "single", shutil.rmtree, MISSING),
+        (2, "ddp", truncate_weights, DAMAGED),
+        pytest.param(2, "fsdp", truncate_weights, DAMAGED, marks=pytest.mark.slow),
+    ],
 )
 def test_a_resumed_run_reports_an_unusable_best_checkpoint_and_chooses_a_new_one(
     trained: Path, harm: Callable[[Path], None], line: str, num_devices: int, strategy: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator
@@ -17,14 +16,11 @@ from running import metrics_without_times, run_fork, start_fork, wait_until, wei
 mlflow = pytest.importorskip("mlflow")
 pytestmark = pytest.mark.extras
 
+from logged import lines_of, run_id  # noqa: E402
 from mlflow_server import MlflowServer  # noqa: E402
 
 from paceline.core.registry import load_class  # noqa: E402
-from paceline.runs.logger import (  # noqa: E402
-    LOGGER_RUNS,
-    Logger,
-    LogLine,
-)
+from paceline.runs.logger import LOGGER_RUNS, Logger, LogLine  # noqa: E402
 
 TINY_GAN = str(Path(__file__).parents[1] / "tiny_gan.py")
 OFTEN = ("--set", "log_every=1 steps", "--set", "save_every=10 steps", "--set", "pause=0.03")
@@ -41,21 +37,11 @@ def client_of(server: MlflowServer) -> Any:
     return mlflow.MlflowClient(tracking_uri=server.address)
 
 
-def run_id(folder: Path) -> str:
-    return str(json.loads((folder / LOGGER_RUNS).read_text())["mlflow"]["id"])
-
-
 def points(server: MlflowServer, run: str) -> list[tuple[str, int, float]]:
     """Return the name, step and value of every stored point."""
     client = client_of(server)
     keys = client.get_run(run).data.metrics
     return [(key, point.step, point.value) for key in keys for point in client.get_metric_history(run, key)]
-
-
-def lines_of(folder: Path) -> list[tuple[str, int, float]]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    clocks = ("images", "seconds", "time")
-    return [(name, row["images"], value) for row in rows for name, value in row.items() if name not in clocks]
 
 
 def without_times(found: list[tuple[str, int, float]]) -> list[tuple[str, int, float]]:
@@ -67,16 +53,13 @@ def secrets_in(folder: Path) -> list[str]:
     return [str(path) for path in files if b"hunter2" in path.read_bytes()]
 
 
-@pytest.mark.parametrize("strategy", ["single", "lightning"])
-def test_a_finished_run_is_complete_in_mlflow(tmp_path: Path, server: MlflowServer, strategy: str) -> None:
-    if strategy == "lightning":
-        pytest.importorskip("lightning")
-    command = ("train", TINY_GAN, "--images", "640", "--out", f"gan-{strategy}", "--strategy", strategy)
-    done = run_fork(tmp_path, *command, "--loggers", "mlflow", environment=server.environment)
-    folder = tmp_path / f"gan-{strategy}"
+def test_a_finished_run_is_complete_in_mlflow(tmp_path: Path, server: MlflowServer) -> None:
+    command = ("train", TINY_GAN, "--images", "640", "--out", "gan", "--loggers", "mlflow")
+    done = run_fork(tmp_path, *command, environment=server.environment)
+    folder = tmp_path / "gan"
     assert done.wait() == 0 and done.stderr == "", done.stderr
     assert "logger mlflow" not in done.stdout
-    run = client_of(server).get_run(run_id(folder))
+    run = client_of(server).get_run(run_id(folder, "mlflow"))
     expected = [(name.replace("[", ".").replace("]", ""), at, value) for name, at, value in lines_of(folder)]
     assert sorted(points(server, run.info.run_id)) == sorted(expected)
     assert run.info.status == "FINISHED" and run.info.run_name == folder.name
@@ -103,13 +86,13 @@ def test_a_killed_run_resumes_under_its_id_without_duplicate_points(
     folder = tmp_path / "run"
     checkpoint = wait_until(lambda: list(folder.glob("checkpoints/0*/manifest.json")), killed)
     seen = int(checkpoint[0].parent.name)
-    first = run_id(folder)
+    first = run_id(folder, "mlflow")
     wait_until(lambda: any(step > seen for _, step, _ in points(server, first)), killed)
     killed.kill()
     killed.wait()
     done = run_fork(tmp_path, *command, environment=server.environment)
     assert done.wait() == 0 and "resuming from" in done.stdout, done.stderr
-    assert run_id(folder) == first
+    assert run_id(folder, "mlflow") == first
     stored = points(server, first)
     assert len({(name, step) for name, step, _ in stored}) == len(stored), "no step of a metric is stored twice"
     assert without_times(stored) == without_times(lines_of(folder))
@@ -122,14 +105,14 @@ def test_a_server_that_dies_and_returns_receives_every_point_once(
     command = ("train", tiny, "--images", "1600", "--out", "run", "--loggers", "mlflow", *OFTEN)
     running = start_fork(tmp_path, *command, environment=server.environment)
     folder = tmp_path / "run"
-    wait_until(lambda: (folder / LOGGER_RUNS).exists() and points(server, run_id(folder)), running)
+    wait_until(lambda: (folder / LOGGER_RUNS).exists() and points(server, run_id(folder, "mlflow")), running)
     server.kill()
     wait_until(lambda: "logger mlflow cannot be reached" in running.stdout, running)
     server.start()
     assert running.wait() == 0, running.stderr
     assert "logger mlflow can be reached again" in running.stdout and "dropped" not in running.stdout
     assert "hunter2" not in running.stdout + running.stderr and not secrets_in(folder)
-    assert sorted(points(server, run_id(folder))) == sorted(lines_of(folder))
+    assert sorted(points(server, run_id(folder, "mlflow"))) == sorted(lines_of(folder))
 
 
 def test_a_server_that_stays_dead_changes_nothing_but_the_report(
@@ -158,7 +141,7 @@ def test_a_run_that_starts_over_gets_a_new_id(
         logger = load_class("logger", "mlflow", Logger)(tmp_path, start)
         logger.connect()
         logger.write_lines([LogLine(images, {"a/loss": images + 0.5}, 1.0) for images in range(50, 250, 50)])
-        ids.append(run_id(tmp_path))
+        ids.append(run_id(tmp_path, "mlflow"))
     assert ids[0] != ids[1] and ids[1] == ids[2]
     client = client_of(server)
     assert client.get_run(ids[0]).info.status == "FAILED" and client.get_run(ids[2]).info.status == "RUNNING"
@@ -173,7 +156,7 @@ def test_values_that_are_not_finite_are_accepted(
     logger = load_class("logger", "mlflow", Logger)(tmp_path, 0)
     logger.connect()
     logger.write(1, {"a/nan": math.nan, "a/inf": math.inf, "a/psnr[y]": 2.0})
-    stored = {name: value for name, _, value in points(server, run_id(tmp_path))}
+    stored = {name: value for name, _, value in points(server, run_id(tmp_path, "mlflow"))}
     assert math.isnan(stored["a/nan"]) and stored["a/inf"] > 1e308 and stored["a/psnr.y"] == 2.0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -13,23 +12,11 @@ mlflow = pytest.importorskip("mlflow")
 pytest.importorskip("wandb")
 pytestmark = pytest.mark.extras
 
+from logged import Point, lines_of, run_id  # noqa: E402
 from wandb_file import history  # noqa: E402
-
-from paceline.runs.logger import LOGGER_RUNS  # noqa: E402
 
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
 PROBLEM = r"logger \w+ (is switched off|dropped|cannot be reached|did not finish)"
-Point = tuple[str, int, float]
-
-
-def ids_of(folder: Path) -> dict[str, str]:
-    return {name: entry["id"] for name, entry in json.loads((folder / LOGGER_RUNS).read_text()).items()}
-
-
-def lines_of(folder: Path) -> list[Point]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    clocks = ("images", "seconds", "time")
-    return sorted((name, row["images"], value) for row in rows for name, value in row.items() if name not in clocks)
 
 
 def points_in_mlflow(folder: Path) -> list[Point]:
@@ -37,14 +24,14 @@ def points_in_mlflow(folder: Path) -> list[Point]:
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow' / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("paceline")
     (run,) = client.search_runs([experiment.experiment_id])
-    assert run.info.run_id == ids_of(folder)["mlflow"] and run.info.status == "FINISHED"
+    assert run.info.run_id == run_id(folder, "mlflow") and run.info.status == "FINISHED"
     histories = [client.get_metric_history(run.info.run_id, key) for key in run.data.metrics]
     return sorted((point.key, point.step, point.value) for points in histories for point in points)
 
 
 def points_in_wandb(folder: Path) -> list[Point]:
     """Return every point in the newest offline folder of W&B."""
-    newest = max(folder.glob(f"wandb/offline-run-*-{ids_of(folder)['wandb']}/*.wandb"))
+    newest = max(folder.glob(f"wandb/offline-run-*-{run_id(folder, 'wandb')}/*.wandb"))
     return sorted(point for point in history(newest) if not point[0].startswith("samples/"))
 
 
@@ -60,6 +47,6 @@ def test_two_processes_log_each_value_once_and_resume_under_the_same_ids(
         assert done.wait() == 0, done.stdout + done.stderr
         assert not re.search(PROBLEM, done.stdout), done.stdout
         assert points_in_mlflow(folder) == points_in_wandb(folder) == lines_of(folder)
-        ids.append(ids_of(folder))
+        ids.append([run_id(folder, name) for name in ("mlflow", "wandb")])
     assert "resuming from 96 images" in done.stdout and ids[0] == ids[1]
     assert max(step for _, step, _ in lines_of(folder)) == 192

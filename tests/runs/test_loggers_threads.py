@@ -199,12 +199,9 @@ def test_a_logger_whose_package_is_missing_is_rejected_before_training(tmp_path:
         check_loggers(str(own))
 
 
-@pytest.mark.parametrize("strategy", ["single", "lightning"])
-def test_a_run_with_a_hanging_logger_trains_the_same_weights(tmp_path: Path, tiny: str, strategy: str) -> None:
-    if strategy == "lightning":
-        pytest.importorskip("lightning")
+def test_a_run_with_a_hanging_logger_trains_the_same_weights(tmp_path: Path, tiny: str) -> None:
     (tmp_path / "hanging.py").write_text(HANGING.format(where="write"))
-    command = ("train", tiny, "--images", "96", "--strategy", strategy, "--set", "logger_wait=0.2")
+    command = ("train", tiny, "--images", "96", "--set", "logger_wait=0.2")
     for out, loggers in (("hanging", "./hanging.py"), ("none", "")):
         done = run_fork(tmp_path, *command, "--out", out, "--loggers", loggers)
         assert done.wait() == 0 and done.stderr == "", done.stderr

@@ -10,22 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from running import metrics_without_times, run_fork, start_fork, wait_until, weights_of
+from running import metrics_without_times, run_fork, start_command, start_fork, wait_until, weights_of
 
 pytest.importorskip("wandb")
 pytestmark = pytest.mark.extras
 
+from logged import lines_of, run_id  # noqa: E402
 from wandb_file import config, history, summary  # noqa: E402
 
 from paceline.core.registry import load_class  # noqa: E402
-from paceline.runs.logger import LOGGER_RUNS, Logger  # noqa: E402
+from paceline.runs.logger import Logger  # noqa: E402
 
 TINY_GAN = str(Path(__file__).parents[1] / "tiny_gan.py")
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
-
-
-def run_id(folder: Path) -> str:
-    return str(json.loads((folder / LOGGER_RUNS).read_text())["wandb"]["id"])
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -37,19 +34,13 @@ def logged(file: Path) -> list[tuple[str, int, float]]:
     return sorted((name, step, value) for name, step, value in history(file) if not name.startswith("samples/"))
 
 
-def lines_of(folder: Path) -> list[tuple[str, int, float]]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    clocks = ("images", "seconds", "time")
-    return sorted((name, row["images"], value) for row in rows for name, value in row.items() if name not in clocks)
-
-
-@pytest.mark.parametrize("strategy", ["single", "lightning"])
-def test_a_finished_run_is_complete_in_its_offline_folder(tmp_path: Path, strategy: str) -> None:
-    if strategy == "lightning":
-        pytest.importorskip("lightning")
-    command = ("train", TINY_GAN, "--images", "640", "--out", "gan", "--strategy", strategy, "--loggers", "wandb")
-    done = run_fork(tmp_path, *command, environment=OFFLINE)
+def test_a_finished_run_is_complete_in_its_offline_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**OFFLINE, "TMPDIR": str(tmp_path / "temporary")}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "temporary").mkdir()
+    done = start_command(tmp_path, "train", TINY_GAN, "--images", "640", "--out", "gan", "--loggers", "wandb")
     assert done.wait() == 0 and done.stderr == "", done.stderr
+    assert not list((tmp_path / "temporary").glob("*wandb-[am]*")), "artifacts and media are removed"
     assert "wandb:" not in done.stdout, "W&B prints nothing"
     folder = tmp_path / "gan"
     (file,) = files_of(folder)
@@ -77,10 +68,10 @@ def test_a_killed_run_keeps_its_id_and_its_newest_offline_folder_is_complete(tmp
     wait_until(lambda: files_of(folder), killed)
     killed.kill()
     killed.wait()
-    first = run_id(folder)
+    first = run_id(folder, "wandb")
     done = run_fork(tmp_path, *command, environment=OFFLINE)
     assert done.wait() == 0 and "resuming from" in done.stdout, done.stdout + done.stderr
-    assert run_id(folder) == first
+    assert run_id(folder, "wandb") == first
     old, new = files_of(folder)
     assert old.name == new.name == f"run-{first}.wandb"
     assert logged(new) == lines_of(folder), "metrics before the checkpoint are written again, each step once"
@@ -109,7 +100,7 @@ def test_a_run_that_starts_over_gets_a_new_id(tmp_path: Path) -> None:
     ids = []
     for start in (0, 0, 100):
         load_class("logger", "wandb", Logger)(tmp_path, start)
-        ids.append(run_id(tmp_path))
+        ids.append(run_id(tmp_path, "wandb"))
     assert ids[0] != ids[1] and ids[1] == ids[2]
 
 

@@ -89,6 +89,7 @@ def test_a_run_killed_before_its_first_checkpoint_restarts_with_empty_metrics(tm
 
 
 def test_malformed_metrics_lines_are_skipped_by_readers_and_removed_on_resume(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path) == []
     good = [b'{"images": 1, "seconds": 5.0, "a/b": 1.0}', b'{"images": 2, "seconds": 7.5, "a/b": null}']
     bad = [
         b'{"images": 3, "a/b": NaN}',
@@ -111,10 +112,6 @@ def test_the_elapsed_time_of_a_resumed_run_continues_from_its_last_metrics_line(
     writer.write(2, {})
     writer.close()
     assert 100 <= lines(tmp_path)[-1]["seconds"] < 200
-
-
-def test_a_folder_without_a_metrics_file_has_no_metrics_lines(tmp_path: Path) -> None:
-    assert read_metrics(tmp_path) == []
 
 
 @pytest.mark.parametrize("channels", [1, 3])

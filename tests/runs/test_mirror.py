@@ -25,11 +25,9 @@ from paceline.runs.mirror import mirror as mirror_module
 from paceline.runs.mirror.mirror import Mirror
 from paceline.runs.mirror.published import (
     Destination,
-    FsspecDestination,
     Manifest,
     Piece,
     list_manifests,
-    open_destination,
     read_manifest,
     restore,
 )
@@ -88,7 +86,7 @@ def test_credentials_printed_by_a_library_are_removed_from_the_mirrored_log(tmp_
     (tmp_path / "run" / "logs").mkdir()
     printed = "loss 0.5 — über alles\nconnecting to https://ann:hunter2@example.org\n"
     (tmp_path / "run" / "logs" / "rank-1.txt").write_text(printed, "utf-8")
-    mirror_once(tmp_path / "run", open_destination(f"file://{tmp_path}/away", "--mirror"))
+    mirror_once(tmp_path / "run", Destination(f"file://{tmp_path}/away", "--mirror"))
     assert (tmp_path / "away" / "logs" / "rank-1.txt").read_text("utf-8") == printed.replace("ann:hunter2", "***")
     assert (tmp_path / "run" / "logs" / "rank-1.txt").read_text("utf-8") == printed, "the local log must stay unchanged"
 
@@ -110,7 +108,7 @@ class Watched:
 
 def test_a_run_is_restored_from_its_mirror_to_an_empty_disk(tmp_path: Path, away: str) -> None:
     make_run(tmp_path / "run", 100, 200, 300)
-    destination = open_destination(away, "--mirror")
+    destination = Destination(away, "--mirror")
     assert mirror_once(tmp_path / "run", destination) == "mirror: away is complete"
     (tmp_path / "back").mkdir()
     assert restore(destination, tmp_path / "back", 0, pytest.fail, lambda: None) == 300
@@ -126,7 +124,7 @@ def test_a_run_is_restored_from_its_mirror_to_an_empty_disk(tmp_path: Path, away
 
 
 def test_readers_see_complete_snapshots_whichever_write_operation_fails(tmp_path: Path, away: str) -> None:
-    destination = open_destination(away, "--mirror")
+    destination = Destination(away, "--mirror")
     make_run(tmp_path / "run", 100)
     mirror_once(tmp_path / "run", destination)
     make_run(tmp_path / "run", 200, 300)  # the checkpoint at 100 no longer exists when these are uploaded
@@ -170,7 +168,7 @@ def put_back(destination: Destination, folder: Path) -> None:
 
 
 def test_an_incomplete_snapshot_in_a_mirror_is_skipped(tmp_path: Path) -> None:
-    destination = open_destination(f"file://{tmp_path}/away", "--mirror")
+    destination = Destination(f"file://{tmp_path}/away", "--mirror")
     for moments in ((100,), (200,)):
         make_run(tmp_path / "run", *moments)
         mirror_once(tmp_path / "run", destination)
@@ -202,7 +200,7 @@ def test_a_slow_upload_does_not_block_training_or_the_deletion_of_old_checkpoint
             reached.set()
             released.wait(60)
 
-    destination = open_destination(f"file://{tmp_path}/away", "--mirror")
+    destination = Destination(f"file://{tmp_path}/away", "--mirror")
     mirror = Mirror(tmp_path / "run", Watched(destination, hold), "away", "one", every=60)  # type: ignore[arg-type]
     mirror.check()
     mirror.begin()
@@ -220,7 +218,7 @@ def test_a_slow_upload_does_not_block_training_or_the_deletion_of_old_checkpoint
 
 def test_a_mirror_of_a_different_or_longer_run_is_rejected_and_left_unchanged(tmp_path: Path) -> None:
     make_run(tmp_path / "run", 100, 200)
-    destination = open_destination(f"file://{tmp_path}/away", "--mirror")
+    destination = Destination(f"file://{tmp_path}/away", "--mirror")
     mirror_once(tmp_path / "run", destination)
     before = destination.sizes("")
     ahead = "at 200 images, but --out is at 0"
@@ -229,30 +227,6 @@ def test_a_mirror_of_a_different_or_longer_run_is_rejected_and_left_unchanged(tm
         with pytest.raises(UserError, match=message):
             mirror_once(tmp_path / folder, destination, run)
     assert destination.sizes("") == before
-
-
-def test_a_package_can_register_a_mirror_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    functions = {
-        "open_mirror": "return ['mine', url]",
-        "fails": "raise KeyError(url)",
-        "ends": "raise SystemExit(0)",
-        "none": "return None",
-    }
-    code = [f"def {name}(url):\n    {body}\n" for name, body in functions.items()]
-    (tmp_path / "my_mirror.py").write_text("\n\n".join(code))
-    (tmp_path / "my_mirror-1.0.dist-info").mkdir()
-    (tmp_path / "my_mirror-1.0.dist-info" / "METADATA").write_text("Name: my_mirror\nVersion: 1.0\n")
-    entry = "[paceline.mirrors]\nmine = my_mirror:open_mirror\nbroken = my_missing:open_mirror\n"
-    entry += "fails = my_mirror:fails\nends = my_mirror:ends\nnone = my_mirror:none\n"
-    (tmp_path / "my_mirror-1.0.dist-info" / "entry_points.txt").write_text(entry)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert open_destination("mine://somewhere/else", "--mirror") == ["mine", "mine://somewhere/else"]
-    with pytest.raises(UserError, match="--mirror broken://x: my_missing:open_mirror cannot be imported"):
-        open_destination("broken://x", "--mirror")
-    for name, problem in (("fails", "KeyError: 'fails://x'"), ("ends", "SystemExit: 0"), ("none", "returns None")):
-        with pytest.raises(UserError, match=rf"^--mirror {name}://x: my_mirror:{name}:? {problem}; [^\n]+$"):
-            open_destination(f"{name}://x", "--mirror")
-    assert isinstance(open_destination("memory://x", "--mirror"), FsspecDestination)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +240,7 @@ def test_a_package_can_register_a_mirror_backend(tmp_path: Path, monkeypatch: py
 )
 def test_an_unusable_mirror_url_is_reported_in_one_line_without_its_credentials(url: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as raised:
-        open_destination(url, "--mirror")
+        Destination(url, "--mirror")
     assert "secret" not in str(raised.value) and "abcdef" not in str(raised.value)
 
 
@@ -281,7 +255,7 @@ def test_a_mirror_failure_is_printed_once_and_recorded_until_mirroring_works_aga
         if broken.is_set():
             raise PermissionError("wrong key, token=abcdef")
 
-    destination = open_destination(f"file://{tmp_path}/away", "--mirror")
+    destination = Destination(f"file://{tmp_path}/away", "--mirror")
     mirror = Mirror(tmp_path / "run", Watched(destination, fail), "away", "one", every=0.01)  # type: ignore[arg-type]
     mirror.check()
     mirror.begin()

@@ -40,14 +40,6 @@ def test_a_run_folder_in_use_is_rejected_and_its_run_is_not_disturbed(tmp_path: 
     assert metrics_without_times(tmp_path / "run") == metrics_without_times(tmp_path / "alone")
 
 
-def test_a_run_folder_may_be_a_symlink(tmp_path: Path, tiny: str) -> None:
-    (tmp_path / "large-disk").mkdir()
-    (tmp_path / "run").symlink_to("large-disk")
-    trained = run_fork(tmp_path, "train", tiny, "--images", "64", "--out", "run")
-    assert trained.wait() == 0, trained.stderr
-    assert any((tmp_path / "large-disk" / "checkpoints").iterdir())
-
-
 def test_a_changed_worker_count_is_recorded_only_if_the_loader_uses_workers(tmp_path: Path, tiny: str) -> None:
     for loader, expected in (("resident", 0), ("workers", 1)):
         command = ("train", tiny, "--batch-size", "16", "--loader", loader, "--out", loader)
@@ -81,14 +73,6 @@ def test_a_folder_with_unrelated_files_is_rejected_and_left_unchanged(tmp_path: 
     assert run_fork(tmp_path, "train", tiny, "--out", "full").wait() == 0
 
 
-def test_a_run_that_ended_before_saving_its_settings_can_restart(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.claim()
-    folder.release()
-    (tmp_path / "logs").mkdir()
-    folder.check_free()
-
-
 def test_opening_a_run_folder_for_writing_removes_old_temporary_files_only(tmp_path: Path) -> None:
     (tmp_path / ".0123456789abcdef.writing").write_text("half a config")
     os.utime(tmp_path / ".0123456789abcdef.writing", (0, 0))
@@ -100,34 +84,10 @@ def test_opening_a_run_folder_for_writing_removes_old_temporary_files_only(tmp_p
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".fedcba9876543210.writing", ".gitkeep", ".lock"]
 
 
-def test_a_lock_or_log_file_that_is_a_symlink_is_not_followed(tmp_path: Path, tiny: str) -> None:
-    (tmp_path / "elsewhere").write_text("mine\n")
-    for name, message in (
-        (".lock", "run/.lock: is a symbolic link that points outside the run folder"),
-        ("logs/rank-0.txt", "run/logs/rank-0.txt: is a symbolic link that points outside the run folder"),
-    ):
-        (tmp_path / "run" / "logs").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "run" / "config.toml").touch()
-        (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
-        rejected = run_fork(tmp_path, "train", tiny, "--out", "run", "--images", "16")
-        assert rejected.wait() == 2 and rejected.stderr.startswith(f"paceline: {message}"), rejected.stderr
-        assert (tmp_path / "elsewhere").read_text() == "mine\n"
-        (tmp_path / "run" / name).unlink()
-
-
-def test_the_lock_of_a_run_folder_can_be_released(tmp_path: Path) -> None:
-    one, other = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
-    one.claim()
-    with pytest.raises(UserError, match="in use by process"):
-        other.claim()
-    other.release()
-    one.release()
-    other.claim()
-    other.release()
-
-
 def test_a_run_in_use_on_another_host_is_reported_with_the_host_and_its_lock_can_be_removed(tmp_path: Path) -> None:
     one, other = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    other.claim()
+    other.release()
     one.claim()
     lock = tmp_path / "run" / ".lock"
     assert lock.read_text() == f"{os.getpid()} {socket.gethostname()}\n"
@@ -146,7 +106,7 @@ def test_a_run_in_use_on_another_host_is_reported_with_the_host_and_its_lock_can
     one.release()
 
 
-def test_settings_that_would_change_the_results_are_rejected_on_resume(tmp_path: Path, tiny: str) -> None:
+def test_other_settings_another_recipe_or_a_missing_record_are_rejected_on_resume(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--images", "48")
     assert run_fork(tmp_path, *command).wait() == 0
     before = weights_of(tmp_path / "run"), (tmp_path / "run" / "config.toml").read_text()
@@ -160,7 +120,18 @@ def test_settings_that_would_change_the_results_are_rejected_on_resume(tmp_path:
         rejected = run_fork(tmp_path, *command, *change)
         assert rejected.wait() == 2
         assert len(rejected.stderr.splitlines()) == 1 and message in rejected.stderr, rejected.stderr
+    (tmp_path / "other.py").write_text(Path(tiny).read_text())
+    rejected = run_fork(tmp_path, "train", "./other.py", "--out", "run")
+    assert rejected.wait() == 2 and "this run was trained with a different recipe" in rejected.stderr
     assert (weights_of(tmp_path / "run"), (tmp_path / "run" / "config.toml").read_text()) == before
+    config = tmp_path / "run" / "config.toml"
+    for content in (None, "", "# nothing\n", "recipe = "):
+        config.unlink(missing_ok=True)
+        if content is not None:
+            config.write_text(content)
+        rejected = run_fork(tmp_path, *command, "--images", "64")
+        assert rejected.wait() == 2 and len(rejected.stderr.splitlines()) == 1 and "config.toml" in rejected.stderr
+    assert weights_of(tmp_path / "run") == before[0]
 
 
 def test_a_run_without_a_checkpoint_may_restart_with_different_settings(tmp_path: Path, tiny: str) -> None:
@@ -170,13 +141,6 @@ def test_a_run_without_a_checkpoint_may_restart_with_different_settings(tmp_path
     begun = run_fork(tmp_path, *command, "--lr", "0.2")
     assert begun.wait() == 0, begun.stderr
     assert "lr = 0.2" in (tmp_path / "run" / "config.toml").read_text()
-
-
-def test_a_different_recipe_is_rejected_on_resume(tmp_path: Path, tiny: str) -> None:
-    assert run_fork(tmp_path, "train", tiny, "--out", "run", "--images", "16").wait() == 0
-    (tmp_path / "other.py").write_text(Path(tiny).read_text())
-    rejected = run_fork(tmp_path, "train", "./other.py", "--out", "run")
-    assert rejected.wait() == 2 and "this run was trained with a different recipe" in rejected.stderr
 
 
 def test_devices_strategy_loader_length_and_logging_may_change_on_resume(tmp_path: Path, tiny: str) -> None:
@@ -238,19 +202,6 @@ def test_a_stopped_run_finished_with_a_shorter_length_keeps_its_provenance(tmp_p
     assert json.loads(status.read_text())["state"] == "finished"
 
 
-@pytest.mark.parametrize("content", [None, "", "# nothing\n"])
-def test_checkpoints_without_their_settings_are_not_resumed(tmp_path: Path, tiny: str, content: str | None) -> None:
-    command = ("train", tiny, "--out", "run", "--images", "16")
-    assert run_fork(tmp_path, *command).wait() == 0
-    before, config = weights_of(tmp_path / "run"), tmp_path / "run" / "config.toml"
-    config.unlink()
-    if content is not None:
-        config.write_text(content)
-    rejected = run_fork(tmp_path, *command, "--images", "32", "--lr", "0.5")
-    assert rejected.wait() == 2 and len(rejected.stderr.splitlines()) == 1 and "config.toml" in rejected.stderr
-    assert weights_of(tmp_path / "run") == before
-
-
 def test_run_folders_are_synced_to_disk_when_a_checkpoint_is_saved(tmp_path: Path, monkeypatch: Any) -> None:
     synced: list[int] = []
     fsync = os.fsync
@@ -261,15 +212,6 @@ def test_run_folders_are_synced_to_disk_when_a_checkpoint_is_saved(tmp_path: Pat
     folder.release()
     names = {path.stat().st_ino for path in (tmp_path, tmp_path / "run", tmp_path / "run" / "checkpoints")}
     assert names <= set(synced)
-
-
-def test_a_run_with_an_unreadable_config_is_reported(tmp_path: Path, tiny: str) -> None:
-    command = ("train", tiny, "--out", "run", "--images", "16")
-    assert run_fork(tmp_path, *command).wait() == 0
-    (tmp_path / "run" / "config.toml").write_text("recipe = ")
-    rejected = run_fork(tmp_path, *command)
-    assert rejected.wait() == 2 and rejected.stderr.startswith("paceline: run/config.toml: cannot be read")
-    assert len(rejected.stderr.splitlines()) == 1
 
 
 def test_each_rank_has_its_own_log_and_only_rank_0_writes_metrics(tmp_path: Path, tiny: str) -> None:

@@ -21,7 +21,7 @@ from paceline.parallel.world import World
 from paceline.runs.checkpoint import CheckpointNumbers, Checkpoints, Snapshot
 from paceline.runs.folder import RunFolder
 from paceline.runs.mirror.mirror import Mirror
-from paceline.runs.mirror.published import open_destination
+from paceline.runs.mirror.published import Destination
 from paceline.runs.record import Choices, Provenance, RunRecord, read_record
 from paceline.training import build
 from paceline.training import compile as compiling
@@ -155,7 +155,7 @@ def test_a_run_that_is_not_restored_from_its_mirror_yet_keeps_its_choice(tmp_pat
     RunRecord("classification", {"compile": "on"}, Provenance("8 samples", choices)).write(tmp_path / "run")
     Checkpoints(tmp_path / "run" / "checkpoints").save(Snapshot(80, {}, {}, CheckpointNumbers()))
     url = f"file://{tmp_path}/away"
-    mirror = Mirror(tmp_path / "run", open_destination(url, "--mirror"), url, "one", every=0.05)
+    mirror = Mirror(tmp_path / "run", Destination(url, "--mirror"), url, "one", every=0.05)
     mirror.check()
     mirror.begin()
     assert "is complete" in mirror.finish(60)

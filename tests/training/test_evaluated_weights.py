@@ -27,8 +27,6 @@ from paceline import Draw
 
 
 class ByClass(TinyGan):
-    class_draw = "class"
-
     def __init__(self, settings, spec):
         super().__init__(settings, spec)
         self.generator = nn.Sequential(self.generator, nn.BatchNorm1d(64))
@@ -42,14 +40,13 @@ class ByClass(TinyGan):
 """
 TIED = """
 from torch import nn
-from paceline import Best, Loss, Phase, Recipe
+from paceline import Evaluation, Loss, Phase, Recipe
 
 
 class Tied(Recipe):
     phases = (Phase("fit", "net"),)
     ema = ("net",)
-    evaluator = "accuracy"
-    best = Best("validation/loss", "min")
+    evaluation = Evaluation("accuracy", best="validation/loss", mode="min")
 
     def __init__(self, settings, spec):
         super().__init__(settings, spec)

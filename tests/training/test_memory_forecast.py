@@ -103,7 +103,7 @@ def test_a_network_whose_constructor_reads_numbers_is_built_from_real_tensors(mo
 
 def test_blocks_with_layer_norm_are_recomputed_as_on_a_gpu() -> None:
     network = nn.Sequential(Normalised(), Normalised())
-    recipe = SimpleNamespace(single_networks={"net": network}, double_backward=(), blocks={})
+    recipe = SimpleNamespace(networks={"net": network}, double_backward=(), blocks={})
     assert recompute_blocks(recipe, LikeCuda) == 2  # type: ignore[arg-type]
     with LikeCuda(), torch.autocast("cpu", torch.bfloat16):
         network(torch.ones(2, 4, requires_grad=True)).sum().backward()  # fails if fewer tensors are saved

@@ -25,6 +25,7 @@ from paceline.data.loader import Loader, choose_loader
 from paceline.data.source import Source, sizes_of
 from paceline.data.stream import Stream, check_crop, cropped
 from paceline.data.transforms import Augment
+from paceline.data.worker_pool import BATCHES_PER_WORKER
 from paceline.parallel.world import join
 
 BLOCKS = 5
@@ -85,7 +86,7 @@ def _measure(name: str, source: Source, device: torch.device, settings: RunSetti
         next(batches)
         synchronize(device)
         first = time.perf_counter() - start
-        for _ in range(WARMUP_BATCHES + loader.batches_ahead):  # so that no prefetched batch is timed
+        for _ in range(WARMUP_BATCHES + BATCHES_PER_WORKER * settings.workers):  # so that no prefetched batch is timed
             next(batches)
         return LoaderRate([_rate(batches, batch_size, device) for _ in range(BLOCKS)], first)
     finally:

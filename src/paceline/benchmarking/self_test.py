@@ -19,7 +19,7 @@ from paceline.core.files import write_json
 from paceline.parallel.strategy import AUTO
 from paceline.parallel.world import World, join
 from paceline.training.build import Parts, assemble
-from paceline.training.graph import GraphedStep, RunStep
+from paceline.training.graph import GraphedStep, RunStep, eager_steps
 from paceline.training.step import Step
 
 
@@ -112,7 +112,7 @@ def _train(config: Config, world: World, prepare: Callable[[Step], RunStep]) -> 
     parts = assemble(config, world)
     parts.run_step = prepare(parts.step)
     parts.recipe.train()
-    num_steps = parts.strategy.eager_steps + REPLAYS
+    num_steps = eager_steps(parts.strategy) + REPLAYS
     for data in parts.feed.steps(0, num_steps * parts.feed.images_per_step):
         parts.run_step(data)
     for loader in parts.loaders.values():

@@ -26,7 +26,7 @@ from paceline.data.feed import StepData
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.batchnorm import has_batchnorm, sum_over_processes
 from paceline.parallel.place import Place
-from paceline.parallel.strategy import AUTO, strategy_class
+from paceline.parallel.strategy import AUTO, num_devices, strategy_class
 from paceline.parallel.world import World
 from paceline.training.build import Parts, assemble
 from paceline.training.graph import GraphedStep
@@ -73,7 +73,7 @@ def measure_ladder(config: Config, path: str) -> None:
     if target.world.is_first:
         rungs = tuple(_rung(variant, times) for variant, times in zip(variants, seconds, strict=True))
         batch = int(target.config.run.batch_size)
-        ladder = StepLadder(target.strategy.num_devices, batch, rungs, gradient_bytes(target))
+        ladder = StepLadder(num_devices(target.strategy), batch, rungs, gradient_bytes(target))
         write_json(Path(path), ladder.to_json())
     target.world.wait_for_all()
     target.world.leave()
@@ -81,7 +81,7 @@ def measure_ladder(config: Config, path: str) -> None:
 
 def _variants(config: Config, target: Parts) -> Iterator[Variant]:
     """Yield the variants, from one device alone up to the complete training step."""
-    devices, world = target.strategy.num_devices, target.world
+    devices, world = num_devices(target.strategy), target.world
     whole = split_batch(config.run.batch_size, devices, config.run.accumulate)
     if devices == 1:
         yield synthetic("one", target, alone=False)

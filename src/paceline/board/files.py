@@ -10,8 +10,9 @@ import os
 import stat
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 from paceline.core.errors import UserError
 from paceline.core.files import is_locked, user_path
@@ -35,25 +36,6 @@ class Entry(NamedTuple):
         return self.name.rpartition("/")[2]
 
 
-class Files(Protocol):
-    """Read-only access to the files under a root folder."""
-
-    shown: str  # the root as shown to users, without credentials
-    local: bool
-
-    def entries(self, folder: str) -> list[Entry]:
-        """Return the files and subfolders in a folder; empty if the folder does not exist."""
-
-    def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
-        """Return the bytes [start, end) of a file; raise one of `UNREADABLE` if it cannot be read."""
-
-    def sample(self, name: str, starts: Iterable[int], length: int) -> list[bytes]:
-        """Return `length` bytes from each of several positions in a file."""
-
-    def is_locked(self, name: str) -> bool | None:
-        """Return whether a process has locked a file, or None if that is unknown."""
-
-
 class LocalFiles:
     """A local folder."""
 
@@ -65,6 +47,7 @@ class LocalFiles:
         self.shown = str(root)
 
     def entries(self, folder: str) -> list[Entry]:
+        """Return the files and subfolders in a folder; empty if the folder does not exist."""
         path = self._real_path(folder)
         if path is None:
             return []
@@ -95,31 +78,25 @@ class LocalFiles:
         return Entry(name, stat.S_ISDIR(status.st_mode), status.st_size, status.st_mtime)
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
-        file = self._open(name)
-        try:
-            size = os.fstat(file).st_size if end is None else end
-            return _read_all(file, start, size - start)
-        finally:
-            os.close(file)
+        """Return the bytes [start, end) of a file; raise one of `UNREADABLE` if it cannot be read."""
+        with self._open(name) as file:
+            file.seek(start)
+            return file.read(-1 if end is None else max(0, end - start))
 
     def sample(self, name: str, starts: Iterable[int], length: int) -> list[bytes]:
-        file = self._open(name)
-        try:
-            return [os.pread(file, length, start) for start in starts]
-        finally:
-            os.close(file)
+        """Return `length` bytes from each of several positions in a file."""
+        with self._open(name) as file:
+            return [os.pread(file.fileno(), length, start) for start in starts]
 
     def is_locked(self, name: str) -> bool | None:
+        """Return whether a process has locked a file, or None if that is unknown."""
         try:
-            file = self._open(name)
+            with self._open(name) as file:
+                return is_locked(file.fileno())
         except OSError:
             return None
-        try:
-            return is_locked(file)
-        finally:
-            os.close(file)
 
-    def _open(self, name: str) -> int:
+    def _open(self, name: str) -> BufferedReader:
         path = self._real_path(name)
         if path is None:
             raise FileNotFoundError(name)
@@ -128,7 +105,7 @@ class LocalFiles:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
             raise FileNotFoundError(name)
-        return file
+        return os.fdopen(file, "rb")
 
     def _real_path(self, name: str) -> str | None:
         """Resolve the symbolic links in a path; return None if it leads outside the root."""
@@ -144,14 +121,6 @@ class LocalFiles:
 
 def _is_hidden(path: str) -> bool:
     return any(part.startswith(".") for part in path.split(os.sep))
-
-
-def _read_all(file: int, start: int, length: int) -> bytes:
-    parts = []
-    while length > 0 and (part := os.pread(file, length, start)):
-        parts.append(part)
-        start, length = start + len(part), length - len(part)
-    return b"".join(parts)
 
 
 class RemoteFiles:
@@ -192,6 +161,9 @@ class RemoteFiles:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
+
+
+Files: TypeAlias = LocalFiles | RemoteFiles
 
 
 def _changed(details: Mapping[str, object]) -> float:

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline.board.files import UNREADABLE, Entry, Files
-from paceline.board.run import RUN_FILES, Run, RunSummary
+from paceline.board.run import RUN_FILES, Run
 from paceline.core.text import one_line
+from paceline.core.types import JsonObject
 
 PATIENCE_SECONDS = 0.1  # longest pause for requests before the next chunk of metrics is read
-PAGE_SECONDS = 0.4  # how long reading pauses after the page is opened, while the browser needs the CPU
 
 
 class Requests:
@@ -26,7 +26,6 @@ class Requests:
     def __init__(self) -> None:
         self.newest = time.monotonic()  # when the newest request began
         self._num, self._ended = 0, threading.Condition()
-        self._opening_until = 0.0
 
     @contextmanager
     def answering(self) -> Iterator[None]:
@@ -47,15 +46,10 @@ class Requests:
         finally:
             self._change(1)
 
-    def note_opening(self) -> None:
-        """Record that the page is being opened."""
-        self._opening_until = time.monotonic() + PAGE_SECONDS
-
     def let_pass(self) -> None:
         """Wait until no request is being answered, but not for long."""
         with self._ended:
             self._ended.wait_for(lambda: self._num <= 0, timeout=PATIENCE_SECONDS)
-        time.sleep(max(0.0, self._opening_until - time.monotonic()))
 
     def _change(self, by: int) -> None:
         with self._ended:
@@ -90,7 +84,7 @@ class Summaries(NamedTuple):
 
     sequence: int  # identifies this list
     ids: list[str]  # IDs of all runs, sorted by name
-    runs: list[RunSummary]  # summaries of the runs that have changed
+    runs: list[JsonObject]  # summaries of the runs that have changed
 
 
 class Gallery:

@@ -20,17 +20,10 @@ NUM_TAIL_LINES = 12
 _LOG_NAME = re.compile(r"rank-(\d{1,6})\.txt")
 
 
-class Match(NamedTuple):
-    """A line of a log that contains the searched text."""
-
-    line: int  # line number within the searched part of the log, counted from 1
-    text: str
-
-
 class Found(NamedTuple):
     """The result of a search through a log."""
 
-    matches: list[Match]  # the last matches if there are too many
+    matches: list[tuple[int, str]]  # line number in the searched part, counted from 1, and text; the last if many
     total: int
     searched_share: float  # fraction of the file that was searched; below 1 for a very large file
 
@@ -55,7 +48,7 @@ def search(files: Files, entry: Entry, text: str) -> Found:
     """Find the lines of a log that contain a text, regardless of case, with credentials hidden."""
     wanted = text.casefold()
     size = min(entry.size, MAX_SEARCHED_BYTES)
-    matches: deque[Match] = deque(maxlen=MAX_MATCHES)
+    matches: deque[tuple[int, str]] = deque(maxlen=MAX_MATCHES)
     total = 0
     for number, line in enumerate(_lines(files, entry, entry.size - size), start=1):
         if wanted not in line.casefold():
@@ -63,7 +56,7 @@ def search(files: Files, entry: Entry, text: str) -> Found:
         shown = printable(redact(line)[:MAX_LINE].rstrip("\r"))
         if wanted in shown.casefold():  # the text may be part of a credential, which a search must not reveal
             total += 1
-            matches.append(Match(number, shown))
+            matches.append((number, shown))
     return Found(list(matches), total, size / entry.size if entry.size else 1.0)
 
 

@@ -45,33 +45,26 @@ class Series:
         self.lowest: Extreme | None = None
         self.highest: Extreme | None = None
         self._stride = 1  # number of values that are merged into one point
-        self._num = 0
-        self._points = np.empty((3, 64))  # rows: images, seconds, value; the rows of `_split` once values are merged
+        self._points = np.empty((3, 0))  # rows: images, seconds, value; the rows of `_split` once values are merged
 
     def extend(self, images: Numbers, seconds: Numbers, values: Numbers) -> None:
         """Append values; a value that is not finite becomes a gap in the curve."""
         if not len(values):
             return
         finite = np.isfinite(values)
-        if finite.all():
-            self._note_values(images, values)
-        elif finite.any():
+        if finite.any():
             self._note_values(images[finite], values[finite])
-        while -(-(self.values + len(values)) // self._stride) > CAPACITY:
-            self._halve()
+        # The position of each point's first value; points in the same stride are merged.
+        first = np.append(np.arange(self._points.shape[1]) * self._stride, self.values + np.arange(len(values)))
+        while first[-1] // self._stride >= CAPACITY:
+            self._stride *= 2
         fresh = np.stack([images, seconds, np.where(finite, values, np.nan)])
-        self._append(fresh if self._stride == 1 else self._merge_into_last(_split(fresh)))
+        if self._stride == 1:
+            self._points = np.concatenate([self._points, fresh], axis=1)
+        else:
+            starts = np.flatnonzero(np.diff(first // self._stride, prepend=-1))
+            self._points = _merge(np.concatenate([_split(self._points), _split(fresh)], axis=1), starts)
         self.values += len(values)
-
-    def _merge_into_last(self, fresh: Numbers) -> Numbers:
-        """Merge new values into points; add the first ones to the last point if it has room, and return the others."""
-        point = (self.values + np.arange(fresh.shape[1])) // self._stride
-        fresh = _merge(fresh, np.flatnonzero(np.diff(point, prepend=-1)))
-        if point[0] >= self._num:
-            return fresh
-        both = np.concatenate([self._points[:, self._num - 1 : self._num], fresh[:, :1]], axis=1)
-        self._points[:, self._num - 1] = _merge(both, np.array([0]))[:, 0]
-        return fresh[:, 1:]
 
     def _note_values(self, images: Numbers, values: Numbers) -> None:
         """Update the sum, the last value and the extremes with finite values."""
@@ -85,7 +78,7 @@ class Series:
 
     def points(self, at_most: int = CAPACITY) -> Numbers:
         """Return an array with the rows `ROWS`; mean, low and high are NaN at a gap."""
-        points = self._merged()
+        points = _split(self._points)
         while points.shape[1] > max(2, at_most):
             points = _merge(points, np.arange(0, points.shape[1], 2))
         images, seconds, sums, count, low, high = points
@@ -93,29 +86,11 @@ class Series:
         mean = np.divide(sums, count, out=np.full(len(sums), np.nan), where=~gap)
         return np.stack([images, seconds, mean, np.where(gap, np.nan, low), np.where(gap, np.nan, high)])
 
-    def _merged(self) -> Numbers:
-        """Return the points with the rows of `_split`."""
-        points = self._points[:, : self._num]
-        return _split(points) if self._stride == 1 else points
-
-    def _halve(self) -> None:
-        merged = _merge(self._merged(), np.arange(0, self._num, 2))
-        self._num, self._stride = merged.shape[1], 2 * self._stride
-        self._points = np.empty((6, CAPACITY))
-        self._points[:, : self._num] = merged
-
-    def _append(self, fresh: Numbers) -> None:
-        needed = self._num + fresh.shape[1]
-        if needed > self._points.shape[1]:
-            room = np.empty((len(self._points), min(CAPACITY, max(needed, 2 * self._points.shape[1]))))
-            room[:, : self._num] = self._points[:, : self._num]
-            self._points = room
-        self._points[:, self._num : needed] = fresh
-        self._num = needed
-
 
 def _split(points: Numbers) -> Numbers:
-    """Return single values as points that can be merged; the rows are images, seconds, sum, count, low and high."""
+    """Return points that can be merged; the rows are images, seconds, sum, count, low and high."""
+    if len(points) == 6:  # already merged
+        return points
     images, seconds, values = points
     gap = np.isnan(values)
     low, high = np.where(gap, np.inf, values), np.where(gap, -np.inf, values)
@@ -127,8 +102,6 @@ def _merge(points: Numbers, starts: npt.NDArray[np.intp]) -> Numbers:
 
     A merged column has the images and seconds of the last column that it replaces.
     """
-    if not len(starts):
-        return points[:, :0]
     ends = np.append(starts[1:], points.shape[1]) - 1
     return np.concatenate(
         [
@@ -171,12 +144,9 @@ class Table:
                 self._add(rows)
 
     def _add(self, rows: Sequence[JsonObject]) -> None:
-        alike: dict[tuple[str, ...], list[int]] = {}
-        if len(kinds := set(map(tuple, rows))) == 1:
-            alike[kinds.pop()] = list(range(len(rows)))
-        else:
-            for number, row in enumerate(rows):
-                alike.setdefault(tuple(row), []).append(number)
+        alike: dict[tuple[str, ...], list[int]] = {}  # the lines with the same metrics
+        for number, row in enumerate(rows):
+            alike.setdefault(tuple(row), []).append(number)
         axes = np.full((len(_AXES), len(rows)), np.nan)
         columns: dict[str, list[tuple[list[int], Numbers]]] = {}
         for names, numbers in alike.items():
@@ -252,10 +222,8 @@ class MetricsReader:
         self.size = size
         if size < self._position:
             self._restart()
-        if size == self._position and not self._mark:
-            return False
         if size == self._position:
-            self._preview = None
+            self._preview = None if self._mark else self._preview
             return False
         start = self._position - len(self._mark)
         content = self._files.read(self._name, start, min(size, self._position + CHUNK))

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.core.files import WRITING, json_text, parse_json
+from paceline.core.files import WRITING, json_text, parse_json, sync_open
 from paceline.core.text import printable, printable_lines
 from paceline.core.types import Json
 
@@ -99,7 +99,7 @@ def _replace(folder: int, name: str, content: bytes) -> None:
         with os.fdopen(file, "wb") as stream:
             stream.write(content)
             stream.flush()
-            os.fsync(stream.fileno())
+            sync_open(stream.fileno())
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
         with suppress(FileNotFoundError):

@@ -8,16 +8,16 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, NamedTuple, TypedDict
+from typing import Any
 
 from paceline.board.files import UNREADABLE, Entry, Files
 from paceline.board.logs import failure_tail, log_files
-from paceline.board.metrics import Extreme, MetricsReader, Series, Table
+from paceline.board.metrics import Extreme, MetricsReader, Table
 from paceline.board.notes import NOTES, Notes
 from paceline.config.files import PROVENANCE
 from paceline.core.files import LOCK, parse_toml
 from paceline.core.text import HIDDEN, is_private_name, redact
-from paceline.core.types import SettingValue
+from paceline.core.types import JsonObject
 from paceline.runs.metrics import METRICS, REAL_IMAGES, SAMPLE_NAME, SAMPLES
 from paceline.runs.record import CONFIG
 from paceline.runs.status import MIRROR_STATE, STATES, STATUS, MirrorState, Status
@@ -30,45 +30,7 @@ MAX_SAMPLE_BYTES = 2**26
 KILLED = "the process ended without reporting why: it may have been killed, or the machine may have gone down"
 
 
-class RunSummary(TypedDict):
-    """A summary of one run for the board's list of runs."""
-
-    id: str
-    name: str
-    revision: int
-    state: str
-    reason: str
-    log_tail: list[str]
-    since: float | None
-    host: str
-    images: int
-    total_images: int
-    seconds: float
-    last_line_time: float | None
-    mirror: dict[str, SettingValue] | None
-    lines: int
-    broken_lines: int
-    read_share: float
-    has_samples: bool
-    tags: list[str]
-    note: str
-    notes_version: str
-    names: list[str]
-    names_truncated: bool
-    last_values: dict[str, float | None]
-    time_split: dict[str, float]
-
-
-class _Seen(NamedTuple):
-    """Values that are compared to detect changes to a run, apart from new metrics."""
-
-    state: str
-    reason: str
-    config: tuple[float, int]  # modification time and size of config.toml
-    samples: tuple[float, int]
-    notes: tuple[float, int]
-    status: tuple[float, int]
-    mirror: tuple[float, int]
+Version = tuple[float, int]  # modification time and size of a file
 
 
 class Run:
@@ -84,32 +46,34 @@ class Run:
         self.reason = ""
         self.log_tail: list[str] = []
         self.notes = Notes()
-        self._settings: dict[str, dict[str, SettingValue]] | None = None  # parsed when the page requests them
+        self._settings: dict[str, JsonObject] | None = None  # parsed when the page requests them
         self._entries: dict[str, Entry] = {}
-        self._seen: _Seen | None = None
+        self._versions: dict[str, Version] = {}  # of the files that the last `refresh` has seen
 
     def refresh(self, entries: list[Entry]) -> None:
         """Update the run's state from the files in its folder, except for the metrics."""
         self._entries = {entry.basename: entry for entry in entries}
-        if self._may_have_changed(STATUS, self._seen and self._seen.status):
-            self.status = Status.parse(self._small_file(STATUS)) if STATUS in self._entries else None
-        if self._may_have_changed(MIRROR_STATE, self._seen and self._seen.mirror):
-            self.mirror = MirrorState.parse(self._small_file(MIRROR_STATE)) if MIRROR_STATE in self._entries else None
+        watched = (CONFIG, SAMPLES, NOTES, STATUS, MIRROR_STATE)
+        versions = {name: (one.changed, one.size) for name in watched if (one := self._entries.get(name))}
+        # Some storage has no modification times.
+        changed = {name for name in watched if versions.get(name) != self._versions.get(name)}
+        unknown = {name for name, (time, _) in versions.items() if not time}
+        if STATUS in changed | unknown:
+            self.status = Status.parse(self._small_file(STATUS)) if STATUS in versions else None
+        if MIRROR_STATE in changed | unknown:
+            self.mirror = MirrorState.parse(self._small_file(MIRROR_STATE)) if MIRROR_STATE in versions else None
+        if NOTES in changed:
+            self.notes = self.read_notes()
+        if CONFIG in changed:
+            self._settings = None
         locked = self.files.is_locked(self._path(LOCK)) if LOCK in self._entries else None
-        before, (self.state, self.reason) = self.state, self._state(locked)
-        if self.state == "failed" and before != "failed":
-            self.log_tail = failure_tail(self.files, list(self.logs().values()))
-        elif self.state != "failed":
+        before, (self.state, self.reason) = (self.state, self.reason), self._state(locked)
+        if self.state != "failed":
             self.log_tail = []
-        versions = [self._version_of(name) for name in (CONFIG, SAMPLES, NOTES, STATUS, MIRROR_STATE)]
-        seen = _Seen(self.state, self.reason, *versions)
-        if seen != self._seen:
-            if self._seen is None or seen.notes != self._seen.notes:
-                self.notes = self.read_notes()
-            if self._seen is None or seen.config != self._seen.config:
-                self._settings = None
-            self._seen = seen
-            self.revision += 1
+        elif before[0] != "failed":
+            self.log_tail = failure_tail(self.files, list(self.logs().values()))
+        self.revision += bool(changed) or before != (self.state, self.reason)
+        self._versions = versions
 
     @property
     def metrics_size(self) -> int:
@@ -125,55 +89,51 @@ class Run:
             self.revision += 1
         return more
 
-    def summary(self) -> RunSummary:
+    def summary(self) -> JsonObject:
         """Return the run's summary for the list of runs."""
-        table, read_share = self.metrics.table, self.metrics.read_share
+        table, read_share, status = self.metrics.table, self.metrics.read_share, self.status
         with table.lock:
-            return self._summary(table, read_share)
+            return {
+                "id": self.identity,
+                "name": self.name,
+                "revision": self.revision,
+                "state": self.state,
+                "reason": redact(self.reason),
+                "log_tail": list(self.log_tail),
+                "since": status.since if status else None,
+                "host": status.host if status else "",
+                "images": table.images,
+                "total_images": status.total_images if status else 0,
+                "seconds": table.seconds,
+                "last_line_time": table.time or None,
+                "mirror": self._mirror_summary(),
+                "lines": table.lines,
+                "broken_lines": self.metrics.broken,
+                "read_share": round(read_share, 3),
+                "has_samples": SAMPLES in self._entries,
+                "tags": list(self.notes.tags),
+                "note": self.notes.text,
+                "notes_version": self.notes.version,
+                "names": list(table.series),
+                "names_truncated": table.names_truncated,
+                "last_values": {name: series.last for name, series in table.series.items()},
+                "time_split": {**_time_split(table)} if read_share == 1 else {},
+            }
 
-    def _summary(self, table: Table, read_share: float) -> RunSummary:
-        total = self.status.total_images if self.status else 0
-        return {
-            "id": self.identity,
-            "name": self.name,
-            "revision": self.revision,
-            "state": self.state,
-            "reason": redact(self.reason),
-            "log_tail": self.log_tail,
-            "since": self.status.since if self.status else None,
-            "host": self.status.host if self.status else "",
-            "images": table.images,
-            "total_images": total,
-            "seconds": table.seconds,
-            "last_line_time": table.time or None,
-            "mirror": self._mirror_summary(),
-            "lines": table.lines,
-            "broken_lines": self.metrics.broken,
-            "read_share": round(read_share, 3),
-            "has_samples": SAMPLES in self._entries,
-            "tags": list(self.notes.tags),
-            "note": self.notes.text,
-            "notes_version": self.notes.version,
-            "names": list(table.series),
-            "names_truncated": table.names_truncated,
-            "last_values": {name: series.last for name, series in table.series.items()},
-            "time_split": _time_split(table) if read_share == 1 else {},
-        }
-
-    def _mirror_summary(self) -> dict[str, SettingValue] | None:
+    def _mirror_summary(self) -> JsonObject | None:
         """Return the state of the run's mirror with credentials hidden, or None if it has no mirror."""
         if self.mirror is None:
             return None
         return {name: redact(value) if isinstance(value, str) else value for name, value in asdict(self.mirror).items()}
 
-    def settings(self) -> dict[str, dict[str, SettingValue]]:
+    def settings(self) -> dict[str, JsonObject]:
         """Return the run's settings and its provenance (versions and hardware), with credentials hidden."""
         settings = self._settings
         if settings is None:
             settings = self._settings = self._read_settings()
         return settings
 
-    def _read_settings(self) -> dict[str, dict[str, SettingValue]]:
+    def _read_settings(self) -> dict[str, JsonObject]:
         try:
             kept = parse_toml(self._small_file(CONFIG))
         except ValueError:
@@ -247,15 +207,6 @@ class Run:
     def _start_of(self, name: str) -> bytes:
         return self.files.read(self._path(name), 0, MAX_SMALL_FILE_BYTES)
 
-    def _version_of(self, name: str) -> tuple[float, int]:
-        entry = self._entries.get(name)
-        return (entry.changed, entry.size) if entry else (0.0, 0)
-
-    def _may_have_changed(self, name: str, before: tuple[float, int] | None) -> bool:
-        """Return whether a file may differ from its version `before`; some storage has no modification times."""
-        version = self._version_of(name)
-        return version != before or (name in self._entries and not version[0])
-
     def _path(self, name: str) -> str:
         return f"{self.folder}/{name}" if self.folder else name
 
@@ -272,9 +223,9 @@ def _time_split(table: Table) -> dict[str, float]:
     }
 
 
-def _shown(table: Mapping[str, Any], prefix: str = "") -> dict[str, SettingValue]:
+def _shown(table: Mapping[str, Any], prefix: str = "") -> JsonObject:
     """Flatten nested TOML tables to names such as `table.name`, and hide credentials."""
-    flat: dict[str, SettingValue] = {}
+    flat: JsonObject = {}
     for name, value in table.items():
         full = prefix + name
         if isinstance(value, dict):
@@ -295,54 +246,20 @@ _NOT_RESULTS = re.compile(r"(spread|gpu|host|lr|time)/.*|epoch|.*/(count|checkpo
 SPEED = "time/images_per_second"
 
 
-class Result(TypedDict):
-    """The last, lowest and highest value of a metric, with the number of images seen at each extreme."""
-
-    last: float | None
-    lowest: float | None
-    lowest_at: float | None
-    highest: float | None
-    highest_at: float | None
-
-
-class Row(TypedDict):
-    """A run's row in the table."""
-
-    run: str
-    revision: int
-    complete: bool  # False while the metrics are still being read
-    results: dict[str, Result]
-    settings: dict[str, SettingValue]
-
-
-def make_row(run: Run) -> Row:
-    """Return a run's row."""
+def make_row(run: Run) -> JsonObject:
+    """Return a run's row in the table: its settings, and the last, lowest and highest value of each metric."""
     revision, table, complete = run.revision, run.metrics.table, run.metrics.read_share == 1
     with table.lock:
-        results = {
-            name: _result(series)
+        results: JsonObject = {
+            name: {"last": series.last, **_extreme("lowest", series.lowest), **_extreme("highest", series.highest)}
             for name, series in table.series.items()
             if series.last is not None and (name == SPEED or not _NOT_RESULTS.fullmatch(name))
         }
-    return {
-        "run": run.identity,
-        "revision": revision,
-        "complete": complete,
-        "results": results,
-        "settings": run.settings()["settings"],
-    }
+    settings = run.settings()["settings"]
+    return {"run": run.identity, "revision": revision, "complete": complete, "results": results, "settings": settings}
 
 
-def _result(series: Series) -> Result:
-    low, high = series.lowest, series.highest
-    return {
-        "last": series.last,
-        "lowest": low and low.value,
-        "lowest_at": _images(low),
-        "highest": high and high.value,
-        "highest_at": _images(high),
-    }
-
-
-def _images(extreme: Extreme | None) -> float | None:
-    return extreme.images if extreme and math.isfinite(extreme.images) else None
+def _extreme(name: str, extreme: Extreme | None) -> JsonObject:
+    """Return an extreme value, and the number of images seen at that value."""
+    at = extreme.images if extreme and math.isfinite(extreme.images) else None
+    return {name: extreme.value if extreme else None, f"{name}_at": at}

@@ -29,7 +29,7 @@ from paceline.board.metrics import CAPACITY, ROWS, Numbers
 from paceline.board.notes import Notes, check_notes, write_notes
 from paceline.board.run import Run, make_row
 from paceline.core.files import parse_json, why
-from paceline.core.types import JsonObject
+from paceline.core.types import Json, JsonObject
 
 
 class NoteEditor:
@@ -129,8 +129,6 @@ class Board:
         name = request.path_params.get("file", "index.html")
         if name not in self._page:
             raise HTTPException(404)
-        if name == "index.html":
-            self.gallery.requests.note_opening()
         return Response(self._page[name], media_type=KINDS[Path(name).suffix], headers={"cache-control": "no-cache"})
 
     def runs(self, request: Request) -> Response:
@@ -230,7 +228,7 @@ class Board:
             found = search(run.files, logs[rank], wanted)
         except UNREADABLE:
             return _json(answer | {"text": UNREADABLE_LOG})
-        matches = [match._asdict() for match in found.matches]
+        matches: list[Json] = [{"line": line, "text": text} for line, text in found.matches]
         return _json(answer | {"matches": matches, "total": found.total, "searched_share": found.searched_share})
 
     def _runs(self, request: Request) -> list[Run]:

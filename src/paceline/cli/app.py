@@ -33,13 +33,15 @@ from paceline.cli.start import Interrupted, exit_code, message
 from paceline.cli.tools import board, doctor, new, pack, settings
 from paceline.commands.options import Checkpoint, Interpolate, InterpolateWith, PlanOptions
 from paceline.config import flags as command_settings
-from paceline.core.errors import describe_limit
+from paceline.core.errors import UserError, describe_limit
 from paceline.core.output import is_lost, outlive_stdout
 from paceline.core.registry import fault_of_plugin
 from paceline.core.startup import collecting_rarely, keep_bytecode
 from paceline.core.terminal import end_activity, show_activities
 from paceline.core.text import print_any_text, print_line
 from paceline.core.trust import set_trust, trusts_files
+
+LONGEST_LINE = 3000  # characters of an error message that are printed
 
 app = typer.Typer(
     cls=Commands,
@@ -227,6 +229,7 @@ def run(arguments: list[str] | None = None) -> int:
     trusted = trusts_files()
     words = sys.argv[1:] if arguments is None else arguments
     try:
+        _check_working_folder()
         code = app(with_optional_values(words), prog_name="paceline", standalone_mode=False) or 0
         sys.stdout.flush()
         return code
@@ -241,12 +244,23 @@ def run(arguments: list[str] | None = None) -> int:
                 traceback.print_exc()
             return 1
         outlive_stdout()
-        print_line(f"paceline: {' '.join(line.splitlines())}", sys.stderr)
+        line = f"paceline: {' '.join(line.splitlines())}"
+        if len(line) > LONGEST_LINE:  # it quotes a damaged file; its end is the remedy
+            line = f"{line[: LONGEST_LINE // 2]} … {line[-LONGEST_LINE // 4 :]}"
+        print_line(line, sys.stderr)
         if is_lost("stderr"):
-            print_line(f"paceline: {' '.join(line.splitlines())}")
+            print_line(line)
         return 2
     finally:
         set_trust(trusted)  # --trust applies to this command only
+
+
+def _check_working_folder() -> None:
+    """Raise UserError if the working directory was removed: MKL, which torch loads, would end the process."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError("the working directory was removed; change to another one") from None
 
 
 def main() -> None:

@@ -18,11 +18,11 @@ from paceline.core.files import user_path
 from paceline.core.text import print_line
 from paceline.core.types import SettingValue
 from paceline.images.encode import Encoding, check_encoding
-from paceline.inference.apply import AppliedImage, Applier, ApplierSettings, show_progress
+from paceline.inference.apply import AppliedImage, Applier, ApplierSettings, ApplyProgress
 from paceline.inference.apply_files import apply_all, plan_results, read_headers
-from paceline.inference.apply_regions import RegionOptions, check_region_options
+from paceline.inference.apply_regions import RegionOptions
 from paceline.inference.files import count_images, report_skipped
-from paceline.inference.trained import Blend, ImageModel, open_image_model
+from paceline.inference.trained import Blend, TrainedModel, open_image_model
 from paceline.parallel.world import check_devices, gpu_ids, uses_cuda
 from paceline.runs.finished_run import last_finished
 from paceline.runs.recipe import resolve_settings
@@ -41,7 +41,7 @@ def apply(path: str, arguments: list[str], out: str, options: ApplyOptions) -> i
     regions = RegionOptions(
         options.level, options.magnification, options.region, options.skip_background, options.preview
     )
-    check_region_options(regions)
+    regions.check()
     devices = _devices(options)
     path, folder = last_finished(path), user_path(out)
     blend = Blend(options.interpolate, options.interpolate_with)
@@ -67,17 +67,16 @@ def apply(path: str, arguments: list[str], out: str, options: ApplyOptions) -> i
     )
     applied: list[AppliedImage] = []
     try:
-        with show_progress(sum(size.num_pixels for size in sizes.values())) as progress:
+        with ApplyProgress(sum(size.num_pixels for size in sizes.values())) as progress:
             applier = Applier(settings, image_model, devices)
             for outcome in apply_all(applier, sizes, regions, progress):
                 for note in applier.new_notes():
-                    progress.line(note)
+                    print_line(note)
                 if isinstance(outcome, AppliedImage):
                     applied.append(outcome)
-                    progress.line(outcome.summary)
+                    print_line(outcome.summary)
                 else:
                     plan.skipped.append(outcome)
-            progress.complete()
     except KeyboardInterrupt:
         # After --overwrite, --skip-existing would mistake older results for new ones.
         hint = "" if options.overwrite else "; use --skip-existing to process the rest"
@@ -109,7 +108,7 @@ def _devices(options: ApplyOptions) -> list[torch.device]:
     return [torch.device("cuda", number) for number in gpu_ids(settings)]
 
 
-def _result_names(image_model: ImageModel, path: str, options: ApplyOptions) -> Sequence[str]:
+def _result_names(image_model: TrainedModel, path: str, options: ApplyOptions) -> Sequence[str]:
     """Return the names of the results computed for each image; the name is "" if there is only one result."""
     if not options.downsample:
         return image_model.results if len(image_model.results) > 1 else ("",)
@@ -121,7 +120,7 @@ def _result_names(image_model: ImageModel, path: str, options: ApplyOptions) -> 
     return DOWNSAMPLED
 
 
-def _describe(image_model: ImageModel, count: int, devices: Sequence[torch.device]) -> str:
+def _describe(image_model: TrainedModel, count: int, devices: Sequence[torch.device]) -> str:
     if image_model.output_scale > 1:
         kind = f"upscales {image_model.output_scale}×"
     else:

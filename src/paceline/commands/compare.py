@@ -83,7 +83,7 @@ def compare_recipes(recipes: Sequence[str], flags: Flags, options: Options) -> i
             _title(stems, data),
             cells,
             command=f"{threads_prefix()}paceline {shlex.join(sys.argv[1:])}" if "compare" in sys.argv[1:2] else "",
-            step_ladders=measured.ladders_by_group(cells),
+            step_ladders=measured.ladders_by_run(cells),
             parity=measured.parity,
             not_measured=measured.missing,
         )

@@ -39,7 +39,7 @@ def configure(
     `elsewhere` is true, the run is for other machines, so this machine is not checked for the requested devices.
     """
     recipe_class = load_recipe(recipe)
-    from_file = _renamed(read_file(config_file), recipe_class.aliases) if config_file else {}
+    from_file = _renamed(read_file(config_file), recipe_class.other_names) if config_file else {}
     from_sets = parse_assignments(assignments)
     check_named_code(f"--config {config_file}", from_file, [flags, from_sets])
     check_trusting_setting(f"--config {config_file}", from_file)
@@ -49,7 +49,7 @@ def configure(
             _check_recipe_of_file(config_file, from_file, recipe)
         raise unknown("preset", preset, recipe_class.presets)
     user_layers = (recipe_class.presets.get(preset, {}), from_file, flags, from_sets)
-    stored = stored_network(recipe, recipe_class.from_weights, user_layers)
+    stored = stored_network(recipe, recipe_class.weights.network_settings, user_layers)
     layers: list[tuple[str, SettingValues]] = [
         (f"recipe {recipe}", Inherited(recipe_class.defaults)),
         (f"recipe {recipe}", Inherited(recipe_class.small if small else {})),
@@ -78,9 +78,9 @@ def _check_recipe_of_file(config_file: str, settings: SettingValues, recipe: str
         )
 
 
-def _renamed(settings: SettingValues, aliases: Mapping[str, str]) -> SettingValues:
-    """Translate other programs' setting names using the recipe's aliases; drop settings whose alias is empty."""
-    renamed = {name: aliases.get(name, name) for name in settings}
+def _renamed(settings: SettingValues, other_names: Mapping[str, str]) -> SettingValues:
+    """Translate other programs' names for settings; drop settings with an empty translation."""
+    renamed = {name: new if " " not in (new := other_names.get(name, name)) else name for name in settings}
     named = {new: settings[name] for name, new in renamed.items() if new or not name}
     return Inherited(named) if isinstance(settings, Inherited) else named
 

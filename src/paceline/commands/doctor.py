@@ -24,7 +24,7 @@ from paceline.core.terminal import activity, open_screen
 from paceline.core.types import SettingValue
 from paceline.data.loader import Loader
 from paceline.launch.tasks import Task
-from paceline.parallel.strategy import AUTO, Strategy
+from paceline.parallel.strategy import AUTO, Strategy, uses_one_device, why_unavailable
 from paceline.parallel.world import check_devices
 from paceline.runs.provenance import SELF_TEST, cache_file, identity, read_cached, store_cached, versions_and_hardware
 from paceline.runs.recipe import resolve_settings
@@ -71,12 +71,11 @@ def _findings() -> Iterator[tuple[str, str, bool, str]]:
     """Yield kind, name and whether each feature works here, with the reason why not, or details such as the device."""
     gpus = _num_gpus()
     for name, strategy in load_classes("strategy", Strategy).items():
-        obstacle = "" if is_installed(strategy.package) else missing(strategy.package, strategy.extra)
-        obstacle = obstacle or ("" if gpus else strategy.cpu_obstacle)
+        obstacle = why_unavailable(strategy, on_gpus=bool(gpus))
         if strategy.needs_processes:
             devices = f"{_count(gpus)}, nccl" if gpus else f"{os.cpu_count()} CPU cores, gloo"
         else:
-            devices = _count(min(gpus, strategy.max_devices or gpus)) if gpus else "CPU"
+            devices = _count(1 if uses_one_device(strategy) else gpus) if gpus else "CPU"
         yield "strategy", name, not obstacle, obstacle or devices
     for name, loader in load_classes("loader", Loader).items():
         runs = is_installed(loader.package)
@@ -123,7 +122,7 @@ def _strategies_to_verify(shares_a_gpu: bool) -> list[str]:
     if shares_a_gpu:
         return [AUTO["one device"], AUTO["several"]]
     classes = load_classes("strategy", Strategy).items()
-    comparable = {name: one for name, one in classes if one.needs_processes and not one.parity_obstacle}
+    comparable = {name: one for name, one in classes if one.needs_processes and not one.why_not("parity")}
     return [AUTO["one device"], *(name for name, one in comparable.items() if is_installed(one.package))]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.commands.configure import checked
 from paceline.config.flags import FOLDERS, SeparateTestFolder
 from paceline.config.resolve import Config, Inherited
-from paceline.contracts.recipe import DataSpec, Recipe
+from paceline.contracts.recipe import CLASS_DRAW, DataSpec, Recipe
 from paceline.core.errors import UserError, unknown
 from paceline.core.registry import load_class
 from paceline.core.terminal import Counter, activity
@@ -24,7 +24,7 @@ from paceline.data.worker_pool import reporting_dead_workers
 from paceline.evaluation.contract import is_classifier
 from paceline.evaluation.protocol import Protocol
 from paceline.inference.evaluate_regions import RegionEvaluation, SplitMetrics
-from paceline.inference.trained import NO_BLEND, Blend, ImageModel, StoredModel, load_usable, read_blended, uses_of
+from paceline.inference.trained import NO_BLEND, Blend, StoredModel, TrainedModel, load_weights, read_blended, uses_of
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.place import place_from
 from paceline.parallel.precision import choose_precision
@@ -78,7 +78,7 @@ def evaluate(
         elsewhere = whole == other or not _is_moved(run, config)
         config = whole if elsewhere else config
     recipe_class = config.recipe_class
-    if not recipe_class.evaluator:
+    if not recipe_class.evaluation.evaluator:
         raise UserError(f"{run}: recipe {config.recipe_name!r} has no evaluator; set `evaluator` in the recipe")
     split = split or _default_split(config, elsewhere)
     check_checkpoint(run, checkpoint)
@@ -106,7 +106,7 @@ def _default_split(config: Config, elsewhere: bool) -> str:
     Generated images are always compared with the latter.
     """
     has_test = elsewhere or "test" in settings_and_splits(config)[1]
-    return "test" if has_test and not config.recipe_class.generates else config.recipe_class.evaluated_on
+    return "test" if has_test and not config.recipe_class.generates else config.recipe_class.evaluation.split
 
 
 def _for_whole_folder(config: Config) -> Config:
@@ -140,11 +140,11 @@ def _evaluate(config: Config, world: World, run: str, split: str, checkpoint: st
     # A network that transforms images of any size is built for the size of the training images, not the evaluated ones.
     transforms = "apply" in uses_of(config.recipe_class)
     recipe = make_recipe(config, sources, (stored.spec.height, stored.spec.width) if transforms else None)
-    if is_classifier(stored.recipe_class) or recipe.class_draw:
+    if is_classifier(stored.recipe_class) or CLASS_DRAW in recipe.draws:
         _check_class_names(stored.spec, run, split, config.run.data, sources[split].spec)
     spec = cropped(sources[split].spec, config.run.crop)
     try:
-        load_usable(recipe, dataclasses.replace(stored, spec=spec), run)
+        load_weights(recipe, dataclasses.replace(stored, spec=spec), run)
     except UserError:
         difference = _difference(run, stored.spec, spec)
         if difference:
@@ -153,7 +153,7 @@ def _evaluate(config: Config, world: World, run: str, split: str, checkpoint: st
     source = sources[split]
     if isinstance(source, ImageFiles) and source.has_huge_images:
         # Traced on the CPU, before the weights move to the device.
-        image_model = ImageModel(recipe.eval(), config, stored.spec, stored.origin)
+        image_model = TrainedModel(recipe, config, stored.spec, stored.origin)
         evaluation = RegionEvaluation(image_model, source, split, world, precision, config.run)
         recipe.to(device=world.device, dtype=precision.weights)
         with Counter(f"evaluating on the {split} split by region (pixels)", evaluation.num_pixels) as counter:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from paceline.commands.configure import configure
 from paceline.config.resolve import Config
 from paceline.contracts.importer import Importer
-from paceline.contracts.recipe import Recipe
+from paceline.contracts.recipe import Recipe, single_networks
 from paceline.core.errors import UserError
 from paceline.core.files import SAFETENSORS, check_creatable, user_path
 from paceline.core.registry import load_class, load_classes
@@ -45,7 +45,7 @@ def import_weights(files: list[str], recipe: str, out: str, preset: str, assignm
     stored = StoredModel(config, spec, tensors, out)
     open_trained(stored, files[0])  # raises if a tensor is missing or does not fit
     write_weights(target, config, spec, tensors)
-    networks = [name for name in built.single_networks if any(key.startswith(f"{name}.") for key in tensors)]
+    networks = [name for name in single_networks(built) if any(key.startswith(f"{name}.") for key in tensors)]
     count = sum(tensor.numel() for tensor in tensors.values())
     print_line(f"{', '.join(networks)}: {len(tensors)} tensors, {count:,} values → {target}")
     _print_settings(importer, config)
@@ -67,7 +67,7 @@ def _open(files: Sequence[str], recipe: str) -> tuple[Importer, str]:
     except UserError as problem:
         for name, owner in load_classes("recipe", Recipe).items():
             with suppress(UserError):
-                if owner.importer and (found := _importer_of(name)).tries_any_file:
+                if owner.weights.importer and (found := _importer_of(name)).tries_any_file:
                     return found(paths), name
         raise problem
 
@@ -89,9 +89,9 @@ def _check_not_ours(files: Sequence[str]) -> None:
 
 def _importer_of(recipe: str) -> type[Importer]:
     """Return a recipe's importer; raise UserError if the recipe has none."""
-    name = load_recipe(recipe).importer
+    name = load_recipe(recipe).weights.importer
     if not name:
-        others = [other for other, found in load_classes("recipe", Recipe).items() if found.importer]
+        others = [other for other, found in load_classes("recipe", Recipe).items() if found.weights.importer]
         raise UserError(f"--recipe {recipe}: has no importer; recipes with an importer: {', '.join(others)}")
     return load_class("importer", name, Importer)
 

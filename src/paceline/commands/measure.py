@@ -52,7 +52,6 @@ from paceline.evaluation.statistics import (
     Statistics,
     frechet_distance,
     statistics_from,
-    unflatten,
 )
 from paceline.images.decode import PIXEL_LIMIT, BadImage, decode
 from paceline.images.deep import UnusablePlanes, read_planes_header
@@ -120,7 +119,7 @@ def _statistics(kind: str, files: Sequence[Path], network: FeatureNetwork, probl
         sums.add(network(levels, "fp32"), torch.tensor([num_used]))
         num_used += 1
     _check_number(kind, num_used)
-    return statistics_from(unflatten(sums.flat(), sums.layout))
+    return statistics_from(sums.split(sums.flat()))
 
 
 def _check_number(kind: str, number: int) -> None:

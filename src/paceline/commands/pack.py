@@ -53,7 +53,7 @@ def pack(
     with writing(folder, splits, made_from):
         for split, source in sources.items():
             with Counter(f"packing: {split}", len(source)) as counter:
-                fill(source, folder / split, settings.workers, counter.update)
+                fill(source, folder / split, splits[split], settings.workers, counter.update)
         finish(folder, sources)
     print_line(f"packed {_describe(sources, folder)}; use it with --data packed --data-root {folder}")
     return 0

@@ -33,7 +33,7 @@ from paceline.core.registry import load_classes
 from paceline.core.terminal import end_activity, open_screen
 from paceline.core.types import SettingValue
 from paceline.launch.tasks import Task
-from paceline.parallel.strategy import AUTO, Strategy
+from paceline.parallel.strategy import AUTO, Strategy, uses_one_device
 from paceline.parallel.world import uses_cuda
 from paceline.training.memory_forecast import GIB, USABLE, Forecast, check_step_fits, forecast, gib
 from paceline.training.memory_trace import Kind
@@ -88,8 +88,8 @@ def _plan_memory(config: Config, counts: Sequence[int], per_node: int, device_me
         batch = config.run.batch_size
         console.print(f"{too_many[0]} or more devices: not shown, because --batch-size {batch} is too small")
     if per_node < max(counts):
-        local = (row.name for row in rows if not row.strategy.needs_processes and row.strategy.device_limit() is None)
-        for name in dict.fromkeys(local):
+        local = (row for row in rows if not row.strategy.needs_processes and not uses_one_device(row.strategy))
+        for name in dict.fromkeys(row.name for row in local):
             what = f"{per_node} device{'s' * (per_node > 1)}"
             console.print(f"{name}: runs in one process, so it cannot use more than one node ({what})")
     if device_bytes:
@@ -101,10 +101,9 @@ def _rows(found: Forecast, counts: Sequence[int], per_node: int) -> Iterator[Row
     """Yield each strategy with each number of devices that it can use and that the batch can be divided among."""
     strategies = sorted(load_classes("strategy", Strategy).items(), key=lambda item: item[1].complexity)
     for name, strategy in strategies:
-        limit = strategy.device_limit()
+        limit = 1 if uses_one_device(strategy) else max(counts) if strategy.needs_processes else per_node
         for devices in counts:
-            can_use = (limit is None or devices <= limit) and (strategy.needs_processes or devices <= per_node)
-            if can_use and found.can_divide(devices):
+            if devices <= limit and found.can_divide(devices):
                 yield Row(name, strategy, devices)
 
 

@@ -8,7 +8,7 @@ from paceline.commands.configure import choose_device
 from paceline.core.files import check_new_file, new_file
 from paceline.core.terminal import counted
 from paceline.core.text import print_line
-from paceline.inference.classify import SUFFIXES, PredictionFile, classify_files
+from paceline.inference.classify import SUFFIXES, classify_files, prediction_file
 from paceline.inference.files import count_images, find_images, report_skipped
 from paceline.inference.model import Model
 from paceline.inference.trained import check_use, read_stored
@@ -35,16 +35,16 @@ def predict(
         print_line(line)
     num_done = 0
     with ExitStack() as stack:
-        file = None
+        write = None
         if target:
             temporary = stack.enter_context(new_file(target))
-            file = stack.enter_context(PredictionFile(temporary, target.suffix, top))
+            write = stack.enter_context(prediction_file(temporary, target.suffix, top))
         classified = classify_files(model, found.images, top, found.skipped)
         for image, classes in counted(classified, "classifying images", len(found.images)):
             num_done += 1
             print_line(f"{image}: {', '.join(f'{one.name} ({one.probability:.1%})' for one in classes)}")
-            if file:
-                file.write(image, classes)
+            if write:
+                write(image, classes)
     if target:
         print_line(f"{num_done:,} of {count} → {target}" if found.skipped else f"{count} → {target}")
     return report_skipped(found.skipped, num_done, found.ignored, target)

@@ -26,7 +26,7 @@ from paceline.launch.rendezvous import Rendezvous
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.place import place_from, place_of
 from paceline.parallel.strategy import strategy_class
-from paceline.parallel.world import World, join, write_nccl_record
+from paceline.parallel.world import World, join
 from paceline.runs.finished_run import stages_of
 from paceline.runs.folder import RunFolder
 from paceline.runs.logger import check_loggers
@@ -50,7 +50,7 @@ def print_next_steps(config: Config, run: Path) -> None:
     trust = ["--trust"] if is_path(config.recipe_name) or is_path(config.run.data) else []
     uses = list(uses_of(config.recipe_class))[:1]
     commands = [[use, str(run), *ARGUMENTS[use], *trust] for use in uses]
-    commands += [["evaluate", str(run), *trust]] if config.recipe_class.evaluator else []
+    commands += [["evaluate", str(run), *trust]] if config.recipe_class.evaluation.evaluator else []
     commands += [["board", str(run.parent)]] if is_installed("uvicorn") else []
     if commands:  # printed without wrapping, so that they can be pasted
         lines = (f"  {printable(shlex.join(['paceline', *words]))}" for words in commands)
@@ -204,14 +204,12 @@ def _train_stage(config: Config, world: World, may_exit: bool) -> int:
     timeout = config.run.timeout + LAUNCHER_SECONDS * is_watched()
     end = partial(_end_silent_run, config, folder, world, stop, may_exit)
     watch = Watch(lambda: min(timeout, stop.patience()), end, stop.has_arrived)
-    # The launcher will kill a hung process, so the process first writes what only it knows.
-    keep = Watch(lambda: 0.9 * config.run.timeout, lambda silent: write_nccl_record(folder.path / LOGS, world.rank))
     with watch, open_session(_assemble(config, folder, world), folder) as session:
         snapshot = session.resume()
         prepare()  # a download of the run from its mirror has beaten, but start-up continues
         if world.peers:
             world.peers.before_exit = partial(session.folder.end, "failed")
-        with stop.listening(), keep:
+        with stop.listening():
             loop, writer = session.train(snapshot, stop)
             if not loop.stopped:
                 session.evaluate(loop, writer)
@@ -238,7 +236,6 @@ def _end_silent_run(
     else:
         state, code, reason = "failed", 2, f"no progress for {silent:.0f} s (--timeout {config.run.timeout:g})"
         has_stacks = dump_stacks_now(reason)
-        write_nccl_record(folder.path / LOGS, world.rank)
         if world.peers:
             reason = world.peers.examine(reason)
         reason += f"; stacks: {folder.path / LOGS / f'rank-{world.rank}.txt'}" if has_stacks else ""

@@ -18,14 +18,14 @@ from paceline.commands.plan import print_table
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Phase
-from paceline.core.errors import UserError, missing, unknown
+from paceline.core.errors import UserError, unknown
 from paceline.core.files import SAFETENSORS, check_creatable, new_file, user_path, write_json
-from paceline.core.registry import is_installed, load_class
+from paceline.core.registry import load_class
 from paceline.core.terminal import activity, counted, open_screen
 from paceline.data.feed import StepData
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.shards import gather_rows
-from paceline.parallel.strategy import Strategy, strategy_class
+from paceline.parallel.strategy import Strategy, strategy_class, uses_one_device, why_unavailable
 from paceline.parallel.torch_internals import AnyDropout
 from paceline.parallel.world import uses_cuda
 from paceline.training.build import Parts, assemble
@@ -147,11 +147,8 @@ def differences(
         raise UserError(f"--steps {steps}: must be at least 1")
     classes = {name: load_class("strategy", name, Strategy) for name in strategies}
     for name, strategy in classes.items():
-        if not is_installed(strategy.package):
-            needed = missing(strategy.package, strategy.extra)
-            raise UserError(f"--strategies {','.join(strategies)}: {needed}, or leave {name} out")
-        if strategy.cpu_obstacle and not uses_cuda(config.run):
-            raise UserError(f"--strategies {','.join(strategies)}: {strategy.cpu_obstacle}; leave {name} out")
+        if obstacle := why_unavailable(strategy, on_gpus=uses_cuda(config.run)):
+            raise UserError(f"--strategies {','.join(strategies)}: {obstacle}; leave {name} out")
     batch = split_batch(config.run.batch_size, config.run.devices, config.run.accumulate)
     compiles = "on" if config.run.compile == "on" else "off"  # a test of a few steps never gains from compiling
     config = config.with_run(precision="fp64", batch_size=str(batch), images=steps * batch, compile=compiles)
@@ -174,8 +171,7 @@ def _trace(config: Config, path: Path, control: str, steps: int) -> Trace:
         if code:
             raise UserError(f"strategy {config.run.strategy}: failed with exit code {code}; see the output above")
     else:
-        most = strategy_class(config).max_devices
-        alone = config.with_run(devices=min(most or config.run.devices, config.run.devices))
+        alone = config.with_run(devices=1) if uses_one_device(strategy_class(config)) else config
         trace_strategy(alone, str(path), control, steps)
     return safetensors.torch.load(path.read_bytes())
 

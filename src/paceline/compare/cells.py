@@ -141,8 +141,9 @@ def _leave_out_replaced(cells: Sequence[Cell]) -> None:
     as_requested = {cell.strategy for cell in cells if requested[cell.name] in ("auto", cell.strategy)}
     for cell in cells:
         strategy = known_strategy(requested[cell.name])
-        if cell.state == "done" and strategy and strategy.cpu_obstacle and cell.strategy in as_requested:
-            cell.state, cell.reason = "not measured", strategy.cpu_obstacle
+        obstacle = strategy.why_not("cpu") if strategy else ""
+        if cell.state == "done" and obstacle and cell.strategy in as_requested:
+            cell.state, cell.reason = "not measured", obstacle
 
 
 def _check_copies(cells: Sequence[Cell]) -> None:

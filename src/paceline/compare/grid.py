@@ -14,10 +14,10 @@ from paceline.config.files import parse_assignments
 from paceline.config.flags import COMPARE_DEVICES, STRATEGIES
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
-from paceline.core.errors import UserError, missing, unknown
-from paceline.core.registry import is_installed, load_class
+from paceline.core.errors import UserError, unknown
+from paceline.core.registry import load_class
 from paceline.core.types import SettingValue
-from paceline.parallel.strategy import Strategy
+from paceline.parallel.strategy import Strategy, uses_one_device, why_unavailable
 from paceline.parallel.world import uses_cuda
 from paceline.report.model import Cell
 
@@ -88,8 +88,8 @@ def check_recipes(configs: Mapping[str, Config]) -> None:
             both = f"{first.run.data} and {config.run.data}"
             raise UserError(f"{name} and {other} would be trained on different data ({both}); choose one with --data")
         recipes = [one.recipe_class for one in (first, config)]
-        if recipes[0].best != recipes[1].best or recipes[0].evaluator != recipes[1].evaluator:
-            both = " and ".join(recipe.best[0] for recipe in recipes)
+        if recipes[0].evaluation != recipes[1].evaluation:
+            both = " and ".join(recipe.evaluation.best for recipe in recipes)
             raise UserError(
                 f"{name} and {other} are evaluated with different metrics ({both}); compare them separately"
             )
@@ -156,8 +156,7 @@ class Grid:
 
     def _device_counts(self, strategy: str) -> list[int]:
         """Return the device counts to train with, limited to the strategy's maximum."""
-        most = load_class("strategy", strategy, Strategy).max_devices
-        return list(dict.fromkeys(count if most is None else min(count, most) for count in self.devices))
+        return [1] if uses_one_device(load_class("strategy", strategy, Strategy)) else list(dict.fromkeys(self.devices))
 
     def _cell(self, config: Config, recipe: str, strategy: str, devices: int, batch: str, seed: int) -> PlannedRun:
         batch = f"{batch}/device" if self.weak and not batch.endswith("/device") else batch
@@ -178,11 +177,9 @@ class Grid:
 
 def obstacle_here(config: Config, strategy: str, devices: int, gpus: Sequence[str]) -> str:
     """Return why this machine cannot train a run, or an empty string if it can."""
-    strategy_class = load_class("strategy", strategy, Strategy)
-    if not is_installed(strategy_class.package):
-        return missing(strategy_class.package, strategy_class.extra)
-    if not uses_cuda(config.run):
-        return strategy_class.cpu_obstacle
+    unavailable = why_unavailable(load_class("strategy", strategy, Strategy), on_gpus=uses_cuda(config.run))
+    if unavailable or not uses_cuda(config.run):
+        return unavailable
     here = torch.cuda.device_count()
     if gpus and len(gpus) < devices:
         return f"needs {devices} GPUs, but --gpus lists only {len(gpus)}"

@@ -24,8 +24,7 @@ from paceline.core.terminal import activity
 from paceline.core.types import JsonObject
 from paceline.launch.child import Start, Stopped, failure_reason, run_paceline, start_process, to_arguments
 from paceline.launch.tasks import Task, run_in_processes
-from paceline.parallel.strategy import Strategy, strategy_name
-from paceline.report.groups import group_name
+from paceline.parallel.strategy import Strategy, strategy_name, uses_one_device
 from paceline.report.model import Cell, Parity, Run
 from paceline.report.reader import read_run
 from paceline.runs.finished_run import stages_of
@@ -91,9 +90,13 @@ class Measured:
         """Check in a separate process that all strategies produce the same weights, using the runs' settings."""
         classes = {name: load_class("strategy", name, Strategy) for name in grid.strategies}
         self.missing += [
-            f"parity of {name}: {one.parity_obstacle}" for name, one in classes.items() if one.parity_obstacle
+            f"parity of {name}: {why}" for name, strategy in classes.items() if (why := strategy.why_not("parity"))
         ]
-        several = [name for name, one in classes.items() if one.max_devices != 1 and not one.parity_obstacle]
+        several = [
+            name
+            for name, strategy in classes.items()
+            if not uses_one_device(strategy) and not strategy.why_not("parity")
+        ]
         if not several:
             return
         reference, _ = strategy_name("auto", 1)
@@ -189,10 +192,10 @@ class Measured:
         self._console.print(f"{words}: not measured: {reason}", soft_wrap=True)
         return None
 
-    def ladders_by_group(self, cells: Sequence[Cell]) -> dict[str, StepLadder]:
-        """Return the step-time breakdowns, keyed by the group's name in the report."""
+    def ladders_by_run(self, cells: Sequence[Cell]) -> dict[str, StepLadder]:
+        """Return the step-time breakdowns, keyed by the run's folder."""
         return {
-            group_name(cell.run): self._ladders[cell.kind]
+            cell.run.folder: self._ladders[cell.kind]
             for cell in cells
             if cell.run is not None and cell.kind in self._ladders
         }
@@ -223,5 +226,5 @@ def _ladder_obstacle(cell: Cell) -> str:
     """Return why a step-time breakdown cannot be measured, or an empty string if it can."""
     if cell.run is not None and cell.run.shares_a_gpu:
         return "step-time breakdown for several processes on one GPU (runs like this test correctness, not speed)"
-    obstacle = load_class("strategy", cell.strategy, Strategy).ladder_obstacle
+    obstacle = load_class("strategy", cell.strategy, Strategy).why_not("breakdown")
     return f"step-time breakdown for {cell.strategy} × {cell.devices} ({obstacle})" if obstacle else ""

@@ -30,8 +30,8 @@ from paceline.core.terminal import Counter, end_activity
 from paceline.core.text import four_digits, wrapped
 from paceline.launch.child import POLL_SECONDS, Child, Start, Stopped, forwarded_signals, stop_late
 from paceline.parallel.world import uses_cuda
-from paceline.report.advice import is_share
 from paceline.report.model import Cell
+from paceline.report.wording import is_share
 from paceline.runs.finished_run import stages_of
 from paceline.runs.metrics import METRICS
 from paceline.runs.status import Status

@@ -139,7 +139,7 @@ def resolve(
         RunSettings if is_left_out else sources.of(source),
         recipe_class.Settings,
         sources,
-        {**COMMON, **recipe_class.other_names},
+        {**COMMON, **{name: advice for name, advice in recipe_class.other_names.items() if " " in advice}},
         # The settings that a .py file declares are unknown until the file is imported.
         has_unknown_source=any(is_path(one) and (one != source or is_left_out) for one in named),
     )

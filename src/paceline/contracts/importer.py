@@ -1,6 +1,6 @@
 """The base class for importers, which convert weight files from other projects to a recipe's weights.
 
-An importer is one file in `paceline.recipes.importers`; a recipe selects it with `Recipe.importer`. The importer
+An importer is one file in `paceline.recipes.importers`; a recipe selects it with `Recipe.weights`. The importer
 `recognised` is used if the user specifies no recipe.
 """
 

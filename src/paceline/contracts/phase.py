@@ -1,12 +1,15 @@
-"""The components of a recipe: phases, their losses and their random inputs."""
+"""The components of a recipe: phases, their losses and random inputs, and how the recipe is evaluated."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
+
+from paceline.core.text import short_repr
 
 Batch = dict[str, Tensor]
 """Tensors by name, such as "image" and "label"; dimension 0 is the batch dimension.
@@ -81,10 +84,14 @@ class Phase(NamedTuple):
     concurrent: bool = False
 
 
+CLASS_DRAW = "class"
+
+
 class Draw(NamedTuple):
     """A random input that the engine generates for each sample and adds to the batch.
 
-    Its values depend only on the seed, the number of images seen and the name of the draw.
+    Its values depend only on the seed, the number of images seen and the name of the draw. A class-conditional
+    generator names the uniform draw u that selects class ⌊u · num_classes⌋ "class".
 
     Attributes:
         shape: The shape for one sample.
@@ -103,7 +110,7 @@ class Draw(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """The position in training from which scheduled values are computed.
+    """The position in training, from which a recipe's scheduled signals are computed.
 
     Attributes:
         images: The number of images seen before this step.
@@ -130,17 +137,63 @@ class Clock(NamedTuple):
         return final + (initial - final) * 0.5 * (1 + math.cos(math.pi * self.images / self.burn_in))
 
 
-class Best(NamedTuple):
-    """The metric that selects the best checkpoint.
+@dataclass(frozen=True)
+class Evaluation:
+    """How a recipe is evaluated during training.
 
     Attributes:
-        metric: SPLIT/NAME. Omit the [label] that some metric names end with. If empty, the last checkpoint is the best.
-        mode: Whether a smaller ("min") or a larger ("max") value is better.
+        evaluator: The evaluator that computes metrics from `predict`: a name, or the path to a file; empty for none.
+        best: The metric that selects the best checkpoint: SPLIT/NAME, without the [label] that some metric names end
+            with. If empty, the last checkpoint is the best.
+        mode: Whether a smaller ("min") or a larger ("max") value of `best` is better.
+        split: The split that is evaluated.
+        conditions: Settings that change the images on which the recipe is evaluated, such as those of a degradation,
+            by name. Metrics measured under different conditions are not compared.
 
     Examples:
-        >>> paceline.Best("validation/top1", mode="max")
-        Best(metric='validation/top1', mode='max')
+        >>> paceline.Evaluation("accuracy", best="validation/top1")
+        Evaluation(evaluator='accuracy', best='validation/top1')
     """
 
-    metric: str = ""
+    evaluator: str = ""
+    best: str = ""
     mode: Literal["min", "max"] = "max"
+    split: str = "validation"
+    conditions: Mapping[str, str | int | float] = field(default_factory=dict, repr=False)
+
+    def __repr__(self) -> str:
+        return short_repr(self)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights from elsewhere that a recipe can start from.
+
+    Attributes:
+        importer: The importer for weight files from other projects: a name, or the path to a file; empty for none.
+        network_settings: Settings that a run takes from its `--init-from` weights if they contain a network from
+            another library. The first is the name of the network. Settings from the user take precedence.
+        must_match: Settings that must have the same values as in the `--init-from` run, even if its weights fit either
+            way.
+        row_per_class: Whether the last layer has one row per class. It is new if the weights have more or fewer.
+        published: Whether a new run starts from the weights that `Recipe.pretrained_weights` returns, unless
+            `--init-from` is set.
+
+    Examples:
+        >>> weights = paceline.Weights(must_match=("activation",))
+    """
+
+    importer: str = ""
+    network_settings: tuple[str, ...] = ()
+    must_match: tuple[str, ...] = ()
+    row_per_class: bool = False
+    published: bool = False
+
+    def settings_to_match(self, settings: Any) -> tuple[str, ...]:
+        """Return the settings that must match the weights.
+
+        For a network from another library, these are only the settings that are also taken from the weights.
+        """
+        if self.network_settings and ":" in getattr(settings, self.network_settings[0]):
+            return tuple(name for name in self.must_match if name in self.network_settings)
+        return self.must_match

@@ -16,11 +16,23 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from paceline.contracts.data_spec import DataSpec
-from paceline.contracts.phase import Batch, Best, Clock, Draw, Loss, Phase
+from paceline.contracts.phase import CLASS_DRAW, Batch, Clock, Draw, Evaluation, Loss, Phase, Weights
 from paceline.core.errors import UserError, check_parameters, unknown
 from paceline.core.types import SettingValues
 
-__all__ = ["Batch", "Best", "Clock", "DataSpec", "Draw", "Loss", "NoSettings", "Phase", "Recipe"]
+__all__ = [
+    "CLASS_DRAW",
+    "Batch",
+    "Clock",
+    "DataSpec",
+    "Draw",
+    "Evaluation",
+    "Loss",
+    "NoSettings",
+    "Phase",
+    "Recipe",
+    "Weights",
+]
 
 
 @dataclass(frozen=True)
@@ -42,12 +54,12 @@ class Recipe(nn.Module):
         import torch.nn.functional as F
         from torch import nn
 
-        from paceline import Best, Loss, Phase, Recipe
+        from paceline import Evaluation, Loss, Phase, Recipe
 
 
         class MyRecipe(Recipe):
             defaults = {"data": "digits", "size": 8, "lr": 0.02}
-            evaluator, best = "accuracy", Best("validation/top1")
+            evaluation = Evaluation("accuracy", best="validation/top1")
             phases = (Phase("classifier", network="classifier"),)
 
             def __init__(self, settings, spec):
@@ -77,18 +89,11 @@ class Recipe(nn.Module):
     """Named sets of settings: `--preset NAME`."""
     small: ClassVar[SettingValues] = {}
     """Settings that make a training step cheap, used by `verify` and the self-tests."""
-    aliases: ClassVar[Mapping[str, str]] = {}
-    """Maps setting names that other programs use in `--config` files to Paceline's names, or to "" to ignore them."""
     other_names: ClassVar[Mapping[str, str]] = {}
-    """Maps setting names from other projects to advice on what to use instead, shown for an unknown setting."""
-    must_match_weights: ClassVar[tuple[str, ...]] = ()
-    """Settings that must have the same values as in the `--init-from` run, even if its weights fit either way."""
-    has_row_per_class: ClassVar[bool] = False
-    """Whether the last layer has one row per class. It is new if `--init-from` weights have more or fewer."""
-    from_weights: ClassVar[tuple[str, ...]] = ()
-    """Settings that a run takes from its `--init-from` weights if they contain a network from another library.
+    """Setting names from other projects, with advice on what to use instead, shown for an unknown setting.
 
-    The first is the name of the network. Settings from the user take precedence.
+    If the advice is a setting's name, `--config` files may use the other name for it. If it is "", they may contain the
+    name, which is ignored.
     """
     stages: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Maps each value of the `stage` setting that stands for several stages to the names of those stages."""
@@ -98,25 +103,16 @@ class Recipe(nn.Module):
     """Fields that every sample must have."""
     rejected_fields: ClassVar[Mapping[str, str]] = {}
     """Maps sample fields that the recipe does not use, and therefore rejects, to a recipe that uses them."""
-    importer: ClassVar[str] = ""
-    """The importer for weight files from other projects: a name, or the path to a file."""
+    weights: Weights = Weights()
+    """Weights from elsewhere that the recipe can start from."""
 
     # Evaluation
-    evaluator: ClassVar[str] = ""
-    """The evaluator that computes metrics from `predict`: a name, or the path to a file."""
-    evaluated_on: ClassVar[str] = "validation"
-    """The split that is evaluated during training."""
-    best: Best = Best()
-    """The metric that selects the best checkpoint, and whether smaller or larger values are better."""
+    evaluation: Evaluation = Evaluation()
+    """The evaluator, the split that is evaluated during training, and the metric that selects the best checkpoint."""
     generates: ClassVar[bool] = False
     """Whether `predict` generates an "image" with values in [-1, 1] from random inputs (`draws`) alone."""
     output_scale: int = 1
     """The scale factor of `image_to_image`: output height and width relative to the input."""
-    conditions: Mapping[str, str | int | float] = {}
-    """Settings that change the images on which the recipe is evaluated, such as those of a degradation, by name.
-
-    They are part of the evaluation protocol, so metrics measured under different conditions are not compared.
-    """
     window_px: tuple[int, int] | None = None
     """Height and width of the network's training input, if larger images must be processed in windows of that size.
 
@@ -128,27 +124,23 @@ class Recipe(nn.Module):
     """The phases of a step, in order."""
     draws: dict[str, Draw] = {}
     """Random inputs that the losses and `predict` read from the batch."""
-    class_draw: str = ""
-    """For a class-conditional generator: the uniform draw u that selects class ⌊u · num_classes⌋."""
-    signals: dict[str, float] = {}
-    """Scalars that a phase passes to later phases as fields of the batch, with their initial values."""
-    scheduled: Mapping[str, Callable[[Clock], float]] = {}
-    """Scalars that the losses read from the batch, computed before each step from the number of images seen."""
+    signals: Mapping[str, float | Callable[[Clock], float]] = {}
+    """Scalars that the losses read from the batch.
+
+    A signal that a phase passes to later phases has an initial value. A scheduled signal is a function of the Clock,
+    computed before each step.
+    """
     must_vary: tuple[str, ...] = ()
     """Loss terms or signals (PHASE/NAME) that are zero only if a network has collapsed.
 
     Training stops with an error if one of them is zero for a whole log interval, or in the last step before a
     checkpoint is saved.
     """
-    diverged_above: float = 1e8
-    """Training stops with an error if the magnitude of a loss or signal exceeds this in any step."""
     ema: tuple[str, ...] = ()
     """Networks whose EMA weights are used for evaluation.
 
     If they contain BatchNorm layers, `predict` is also called with training samples, to recompute the statistics.
     """
-    starts_from_published: bool = False
-    """Whether a new run starts from the weights that `published_weights` returns, unless `--init-from` is set."""
     double_backward: tuple[str, ...] = ()
     """Networks that need second-order gradients, for example for R1."""
     blocks: Mapping[str, tuple[str, ...]] = {}
@@ -201,52 +193,12 @@ class Recipe(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} has no image_to_image(), so it cannot be applied to images")
 
-    def check_phases(self, name: str) -> None:
-        """Raise UserError if a phase has no loss method or no network.
+    def pretrained_weights(self, tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        """Return weights from another project under the recipe's tensor names.
 
-        `name` is the name of the recipe in the error message.
-        """
-        check_attributes(self, name)
-        if not self.phases:
-            raise UserError(f"recipe {name!r}: has no phases; define phases = (Phase(NAME, NETWORK),)")
-        _, mode = self.best
-        if mode not in ("min", "max"):
-            raise UserError(f"recipe {name!r}: best has the mode {mode!r}; use 'min' or 'max'")
-        for phase in self.phases:
-            method, has_own_forward = f"{phase.name}_loss", type(self).forward is not Recipe.forward
-            if not has_own_forward and not callable(getattr(self, method, None)):
-                others = [attribute for attribute in dir(type(self)) if attribute.endswith("_loss")]
-                hint = f"; found: {', '.join(others)}" if others else ""
-                raise UserError(f"recipe {name!r}: phase {phase.name!r} needs a method {method}(self, batch){hint}")
-            if not has_own_forward:
-                check_parameters(f"recipe {name!r}: {method}(self, batch)", getattr(self, method), {})
-            if phase.network not in dict(self.named_modules()):
-                children = [child for child, _ in self.named_children()]
-                problem = unknown("network", phase.network, children)
-                raise UserError(f"recipe {name!r}: phase {phase.name!r} refers to an {problem}")
-
-    def published_weights(self) -> dict[str, Tensor]:
-        """Return weights that another project published, by tensor name.
-
-        The weights may have to be downloaded. Training calls this method for a new run if
-        `starts_from_published` is true.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no published_weights()")
-
-    @classmethod
-    def settings_of_weights(cls, settings: Any) -> tuple[str, ...]:
-        """Return the settings that must match the weights of a network.
-
-        By default, these are all settings in `must_match_weights`. Override this method to leave out those that do not
-        affect the network chosen by `settings`.
-        """
-        return cls.must_match_weights
-
-    def adopt_weights(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Convert the tensors in another project's file to the recipe's tensor names.
-
-        Training calls this method for an `--init-from` file without any of the recipe's names. By default, it returns
-        no tensors, which means that such files are not supported.
+        These are the tensors of an `--init-from` file without any of the recipe's names or, if `tensors` is None, the
+        weights that the project published (see `Weights.published`). By default, there are none, which means that
+        such files are not supported.
         """
         return {}
 
@@ -255,32 +207,67 @@ class Recipe(nn.Module):
         """The trained networks by name, in the order of their first phase."""
         return {phase.network: self.get_submodule(phase.network) for phase in self.phases}
 
-    @property
-    def single_networks(self) -> dict[str, nn.Module]:
-        """The trained networks by name.
 
-        Each network in an nn.ModuleDict is listed as GROUP.NAME.
-        """
-        found: dict[str, nn.Module] = {}
-        for name, network in self.networks.items():
-            if isinstance(network, nn.ModuleDict):
-                found |= {f"{name}.{key}": member for key, member in network.items()}
-            else:
-                found[name] = network
-        return found
+def single_networks(recipe: Recipe) -> dict[str, nn.Module]:
+    """Return the trained networks by name; each network in an nn.ModuleDict is listed as GROUP.NAME."""
+    networks: dict[str, nn.Module] = {}
+    for name, network in recipe.networks.items():
+        if isinstance(network, nn.ModuleDict):
+            networks |= {f"{name}.{key}": member for key, member in network.items()}
+        else:
+            networks[name] = network
+    return networks
+
+
+def check_recipe(recipe: Recipe, name: str) -> None:
+    """Raise UserError if an attribute has the wrong type, or a phase has no loss method or no network."""
+    check_attributes(recipe, name)
+    if not recipe.phases:
+        raise UserError(f"recipe {name!r}: has no phases; define phases = (Phase(NAME, NETWORK),)")
+    if recipe.evaluation.mode not in ("min", "max"):
+        raise UserError(f"recipe {name!r}: evaluation has the mode {recipe.evaluation.mode!r}; use 'min' or 'max'")
+    for phase in recipe.phases:
+        method, has_own_forward = f"{phase.name}_loss", type(recipe).forward is not Recipe.forward
+        if not has_own_forward and not callable(getattr(recipe, method, None)):
+            others = [attribute for attribute in dir(type(recipe)) if attribute.endswith("_loss")]
+            hint = f"; found: {', '.join(others)}" if others else ""
+            raise UserError(f"recipe {name!r}: phase {phase.name!r} needs a method {method}(self, batch){hint}")
+        if not has_own_forward:
+            check_parameters(f"recipe {name!r}: {method}(self, batch)", getattr(recipe, method), {})
+        if phase.network not in dict(recipe.named_modules()):
+            children = [child for child, _ in recipe.named_children()]
+            problem = unknown("network", phase.network, children)
+            raise UserError(f"recipe {name!r}: phase {phase.name!r} refers to an {problem}")
+
+
+# Attributes that are now fields of a record, with the attribute that holds the record.
+MOVED = {
+    **dict.fromkeys(("evaluator", "evaluated_on", "best", "conditions"), "evaluation = Evaluation(…)"),
+    **dict.fromkeys(("importer", "from_weights", "must_match_weights", "has_row_per_class"), "weights = Weights(…)"),
+    "scheduled": "signals = {NAME: function of the Clock}",
+}
 
 
 def check_attributes(recipe: Recipe | type[Recipe], name: str) -> None:
     """Raise UserError for an attribute that a recipe, or its class, declares with a value of the wrong type."""
-    kinds: dict[type, Any] = {dict: Mapping, tuple: (tuple, list), str: str, Best: tuple, type: type}
+    kinds: dict[type, Any] = {
+        **{dict: Mapping, tuple: (tuple, list), str: str, type: type},
+        **{Evaluation: Evaluation, Weights: Weights},
+    }
     members = {"phases": Phase, "draws": Draw}
+    for attribute, replacement in MOVED.items():
+        if hasattr(recipe if isinstance(recipe, type) else type(recipe), attribute):
+            raise UserError(f"recipe {name!r}: {attribute} = …: not read; declare {replacement}")
     for attribute, default in vars(Recipe).items():
         if attribute.startswith("_") or type(default) not in kinds:
             continue
         value = getattr(recipe, attribute)
         if isinstance(value, property):
             continue
-        problem = "" if isinstance(value, kinds[type(default)]) else f"expected a {type(default).__name__}"
+        kind = (
+            f"{type(default).__name__}(…)" if type(default) in (Evaluation, Weights) else f"a {type(default).__name__}"
+        )
+        problem = "" if isinstance(value, kinds[type(default)]) else f"expected {kind}"
         if not problem and attribute in members:
             values, member = value.values() if isinstance(value, Mapping) else value, members[attribute]
             problem = "" if all(isinstance(part, member) for part in values) else f"expected only {member.__name__}(…)"

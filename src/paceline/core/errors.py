@@ -105,9 +105,13 @@ def describe_limit(error: BaseException) -> str:
     remedy = "raise the limit (`ulimit -n` files, `-u` processes, `-v` memory), or use fewer processes or less memory"
     if isinstance(error, ImportError) and ".so" in str(error):
         return f"{describe_error(error)}: repair the installation, or {remedy}"
-    if isinstance(error, OSError) and number in (*DISK_FAILED, *NOT_WRITABLE):
-        place = f"{error.filename}: " if error.filename else ""
-        return f"{place}{error.strerror}: check the permissions, the free space and the quota of the disk"
+    if isinstance(error, OSError) and not is_limit:
+        place = error.filename2 or error.filename  # of a file that is renamed, the new path
+        if number in (*DISK_FAILED, *NOT_WRITABLE):
+            remedy = "check the permissions, the free space and the quota of the disk"
+            return f"{f'{place}: ' if place else ''}{error.strerror}: {remedy}"
+        if place and error.strerror:
+            return f"{place}: {error.strerror}: check what is at this path"
     return f"{describe_error(error)}: {remedy}" if is_limit else ""
 
 

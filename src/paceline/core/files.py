@@ -73,9 +73,18 @@ def sync(path: Path) -> None:
     """
     descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECTORY if path.is_dir() else os.O_NOFOLLOW))
     try:
-        os.fsync(descriptor)
+        sync_open(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_open(descriptor: int) -> None:
+    """Flush an open file or folder to disk, unless its file system, such as some network file systems, cannot do so."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
 
 
 def open_append(path: Path, *, truncate: bool = False) -> int:

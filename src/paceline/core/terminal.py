@@ -108,16 +108,17 @@ class Status:
     def frame(self) -> str:
         """Return the text to show in place; empty to show nothing yet."""
         seconds = int(time.monotonic() - self._began)
-        return self._count() + (f"  {duration(seconds)}" if seconds >= SECONDS_UNTIL_COUNTED else "")
+        return self.describe() + (f"  {duration(seconds)}" if seconds >= SECONDS_UNTIL_COUNTED else "")
 
     def line(self) -> str:
         """Return the line to print if the status is not shown in place; empty if no line is due."""
         if not self._patience.is_over():
             return ""
         elapsed = duration(time.monotonic() - self._began)
-        return f"{self._count() or f'still {self._text} ({elapsed})'} …"
+        return f"{self.describe() or f'still {self._text} ({elapsed})'} …"
 
-    def _count(self) -> str:
+    def describe(self) -> str:
+        """Return how much is done; empty if there is no total."""
         if self._total is None:
             return ""
         return f"{self._text}: {self.done:,} of {self._total:,} ({self.done / max(self._total, 1):.0%})"

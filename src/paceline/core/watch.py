@@ -91,6 +91,25 @@ def has_failed_peer() -> bool:
     return not all(registered_processes(Path(os.environ[PULSE_FILE]).parent, os.getppid()).values())
 
 
+class Silence:
+    """How long something has made no progress, in seconds during which this process ran.
+
+    If more than `longest_interval` passes between two calls of `add`, this process was suspended: by SIGSTOP, on a
+    laptop that slept, or on a paused virtual machine. Only `longest_interval` of this time is counted.
+    """
+
+    def __init__(self, longest_interval: float) -> None:
+        self._longest_interval = longest_interval
+        self._seconds, self._added_at = 0.0, time.monotonic()
+
+    def add(self, is_silent: bool) -> float:
+        """Add the time since the last call, or begin anew if there was progress; return the seconds of the silence."""
+        now = time.monotonic()
+        self._seconds = self._seconds + min(now - self._added_at, self._longest_interval) if is_silent else 0.0
+        self._added_at = now
+        return self._seconds
+
+
 class Watch(threading.Thread):
     """A thread that calls a function whenever this process makes no progress for longer than `patience()` seconds.
 
@@ -109,20 +128,20 @@ class Watch(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        silent, counted, patience = 0.0, _cpu_seconds(), self._patience()
+        seconds, counted, patience = 0.0, _cpu_seconds(), self._patience()
         interval, last = min(LONGEST_INTERVAL_SECONDS, patience / 4), (_beaten_at, patience)
+        silence = Silence(2 * interval)
         while not self._ended.wait(interval):
             patience = self._patience()
             moved, last = last != (_beaten_at, patience), (_beaten_at, patience)
             if not (moved or _beaten_at or self._is_stopping()):
                 used = _cpu_seconds()
-                moved = used - counted > BUSY_SHARE * silent + SPARE_CPU_SECONDS
+                moved = used - counted > BUSY_SHARE * seconds + SPARE_CPU_SECONDS
                 counted = used if moved else counted
-            # Intervals are added up so that time during which the process was suspended is not counted.
-            silent = 0.0 if moved else silent + interval
-            if silent > patience:
-                self._on_silence(silent)
-                silent = 0.0
+            seconds = silence.add(not moved)
+            if seconds > patience:
+                self._on_silence(seconds)
+                seconds = silence.add(is_silent=False)
 
     def __enter__(self) -> Watch:
         self.start()
@@ -457,7 +476,9 @@ def dump_stacks_on_signal(log: Path, *, on_crash: bool = True) -> None:
     """Make STACK_SIGNAL, and crashes, append the stacks to a log file; announce this in the flight recorder."""
     global _dump
     stop_dumping_stacks()
-    _dump = _Dump(open_append(log), on_crash and not faulthandler.is_enabled(), not _is_handled(STACK_SIGNAL))
+    _dump = _Dump(
+        open_append(log), on_crash and not faulthandler.is_enabled(), not callable(signal.getsignal(STACK_SIGNAL))
+    )
     if _dump.on_crash:
         faulthandler.enable(file=_dump.file)  # when libtorch aborts the process, for example
     if _dump.on_signal:
@@ -487,15 +508,3 @@ def dump_stacks_now(reason: str) -> bool:
         os.write(_dump.file, f"{reason}; the stacks of all threads:\n".encode())
         faulthandler.dump_traceback(file=_dump.file, all_threads=True)
     return _dump is not None
-
-
-def _is_handled(number: signal.Signals) -> bool:
-    """Return whether this process has a handler for a signal, even one that C code or faulthandler has installed."""
-    if callable(signal.getsignal(number)):
-        return True
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:  # not Linux
-        return False
-    caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
-    return bool(caught >> (number - 1) & 1)

@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -19,8 +19,8 @@ from paceline.core.errors import UserError
 from paceline.core.files import user_path, write_file
 from paceline.core.text import printable
 from paceline.images.decode import BadImage, unlimited
-from paceline.images.integrity import TIFF_SUFFIXES
 from paceline.images.readers import image_size
+from paceline.images.tiff import TIFF_SUFFIXES
 
 SUFFIXES = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".png", ".webp", ".avif", ".bmp", ".gif", *TIFF_SUFFIXES),
@@ -33,7 +33,6 @@ SPLIT_WORD = re.compile(r"(?i)(?:^|[^a-z])(?:(train)|test|val|valid|dev|eval)(?:
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
 NOT_USED = "not_used.txt"
 MAX_NAMED = 3  # maximum number of files listed in a message
-SIZES_DIFFER = "image sizes do not match"
 
 
 def named_root(settings: RunSettings) -> Path:
@@ -55,11 +54,6 @@ class Problem(NamedTuple):
     def of(cls, name: str, reason: str, kind: str = "") -> Problem:
         """Return a problem with a file or sample. By default, `kind` is the part of the reason before a bracket."""
         return cls(name, kind or without_details(reason), f"{name}: {reason}")
-
-    @classmethod
-    def no_counterpart(cls, name: str) -> Problem:
-        """Return the problem with a file that has no counterpart, such as an input image without a target image."""
-        return cls(name, "no counterpart", f"{name} has no counterpart")
 
 
 def without_details(reason: str) -> str:
@@ -132,19 +126,20 @@ def _problem(path: Path, entry: os.DirEntry[str]) -> str | None:
     return "" if stat.S_ISREG(mode) else "not a regular file"
 
 
+def no_images(root: Path, listing: Listing, remedy: str = "") -> UserError:
+    """Return the error for a folder without images."""
+    problem = f"{root}: has no images (supported: {', '.join(sorted(SUFFIXES))})"
+    return UserError("; ".join([problem, *listing.notes, *([remedy] if remedy else [])]))
+
+
 def is_image(file: Path) -> bool:
     """Return whether a file name has an image suffix."""
     return file.suffix.lower() in SUFFIXES
 
 
-def images_in(folder: Path) -> list[Path]:
-    """Return the visible images in a folder, excluding its subfolders, sorted."""
-    return [file for file in list_folder(folder, recursive=False).files if is_image(file)]
-
-
-def images_under(root: Path) -> list[Path]:
-    """Return all visible images in a folder and its subfolders, sorted."""
-    return [file for file in list_folder(root).files if is_image(file)]
+def images_under(root: Path, *, recursive: bool = True) -> list[Path]:
+    """Return all visible images in a folder and, if it is searched recursively, its subfolders, sorted."""
+    return [file for file in list_folder(root, recursive=recursive).files if is_image(file)]
 
 
 def by_stem(root: Path, files: Iterable[Path]) -> dict[str, Path]:
@@ -164,9 +159,9 @@ def by_stem(root: Path, files: Iterable[Path]) -> dict[str, Path]:
 def by_suffix(
     root: Path, files: Iterable[Path], first: str, second: str
 ) -> tuple[dict[str, Path], dict[str, Path], list[Problem]]:
-    """Match pairs of files in one folder by their name suffixes; also return the unmatched files.
+    """Index the files in a folder by their stem without a name suffix, for each of two suffixes.
 
-    If one suffix is empty, it matches all files without the other suffix.
+    If one suffix is empty, it stands for all files without the other suffix. Also return the files with neither.
     """
     if first == second:
         raise UserError(f"both suffixes for matching files are {first!r}; use two different suffixes")
@@ -180,14 +175,20 @@ def by_suffix(
             problems.append(Problem(name, kind, f"{name} ends with neither {first} nor {second}"))
         else:
             stems[end].append(file)
-    found = [
+    left, right = (
         {key.removesuffix(end): file for key, file in by_stem(root, stems[end]).items()} for end in (first, second)
-    ]
-    for one, other in (found, found[::-1]):
-        problems += [
-            Problem.no_counterpart(str(one[key].relative_to(root))) for key in sorted(one.keys() - other.keys())
-        ]
-    return found[0], found[1], problems
+    )
+    return left, right, problems
+
+
+def pair_up(
+    root: Path, first: Mapping[str, Path], second: Mapping[str, Path]
+) -> tuple[list[tuple[Path, Path]], list[Problem]]:
+    """Return the pairs of files with the same key, and the problems with the other files, such as a missing target."""
+    alone = [files[key] for files in (first, second) for key in sorted(first.keys() ^ second.keys()) if key in files]
+    names = [str(file.relative_to(root)) for file in alone]
+    pairs = [(first[key], second[key]) for key in sorted(first.keys() & second.keys())]
+    return pairs, [Problem(name, "no counterpart", f"{name} has no counterpart") for name in names]
 
 
 def is_hidden(path: Path) -> bool:
@@ -195,19 +196,14 @@ def is_hidden(path: Path) -> bool:
     return path.name.startswith(HIDDEN)
 
 
-def unreadable(path: Path, error: BadImage) -> UserError:
-    """Return the error for an image file that cannot be used."""
+def unreadable(place: str | Path, error: BadImage) -> UserError:
+    """Return the error for an image that cannot be used, given its path or another description."""
     return UserError(
-        f"{printable(path)}: unreadable image ({error}); use --bad-images skip to leave out unreadable files"
+        f"{printable(place)}: unreadable image ({error}); use --bad-images skip to leave out unreadable files"
     )
 
 
-def unreadable_file(name: str, error: BadImage) -> Problem:
-    """Return the problem with an image file that cannot be read."""
-    return Problem.of(name, f"unreadable image ({error})", error.kind)
-
-
-def too_small(name: str, size: tuple[int, int], crop: int) -> Problem:
+def too_small(name: str, size: Iterable[int], crop: int) -> Problem:
     """Return the problem with an image whose height and width are too small for the crop."""
     height, width = size
     return Problem.of(
@@ -275,7 +271,7 @@ def untrained_classes(labels: NDArray[np.int64], names: Sequence[str]) -> str:
 
 def first_messages(problems: Sequence[Problem]) -> str:
     """Return the first few problems with their details, and how many more there are."""
-    return first_few([one.message for one in problems])
+    return first_few([problem.message for problem in problems])
 
 
 def listed_elsewhere(problems: Sequence[Problem]) -> str:
@@ -288,14 +284,15 @@ def describe_problems(problems: Sequence[Problem]) -> str:
     if len(problems) <= MAX_NAMED:
         return first_messages(problems)
     names: dict[str, list[str]] = {}
-    for one in problems:
-        names.setdefault(one.kind, []).append(one.name)
-    kinds = sorted(names, key=lambda kind: -len(names[kind]))
-    return ", ".join(f"{len(names[kind]):,} × {printable(kind)} ({_examples(names[kind])})" for kind in kinds)
-
-
-def _examples(names: Sequence[str]) -> str:
-    return ", ".join([*map(printable, names[:MAX_NAMED]), *(["…"] if len(names) > MAX_NAMED else [])])
+    for problem in problems:
+        names.setdefault(problem.kind, []).append(problem.name)
+    parts = []
+    for kind in sorted(names, key=lambda kind: -len(names[kind])):
+        examples = ", ".join(
+            [*map(printable, names[kind][:MAX_NAMED]), *(["…"] if len(names[kind]) > MAX_NAMED else [])]
+        )
+        parts.append(f"{len(names[kind]):,} × {printable(kind)} ({examples})")
+    return ", ".join(parts)
 
 
 def existing_folder(root: Path, flag: str) -> Path:
@@ -342,12 +339,11 @@ def check_independent(root: Path, files: Iterable[Path], flag: str) -> None:
             continue
         is_usual = {SPLIT.sub("", name) for name in subfolders} in map(set, FOLDERS)
         order = sorted(subfolders, key=lambda name: ("train" not in name.lower(), name))
-        for one, other in itertools.combinations(order, 2):
-            scale = _scale(subfolders[one], subfolders[other], is_usual=is_usual)
-            if scale:
-                turned = (other, one) in FOLDERS if scale == 1 else scale > 1
-                inputs, target = (other, one) if turned else (one, other)
-                raise _error(root, folder / inputs, folder / target, scale, flag)
+        for inputs, targets in itertools.permutations(order, 2):
+            scale = _scale(subfolders[inputs], subfolders[targets])
+            # Files of one size may be numbered alike in any folders.
+            if scale > 1 or (scale == 1 and is_usual and (targets, inputs) not in FOLDERS):
+                raise _error(root, folder / inputs, folder / targets, scale, flag)
 
 
 def _error(root: Path, inputs: Path, targets: Path, scale: int, flag: str) -> UserError:
@@ -361,25 +357,16 @@ def _error(root: Path, inputs: Path, targets: Path, scale: int, flag: str) -> Us
     return UserError(f"{problem}: {both}, or {flag} {other} for one of them")
 
 
-def _scale(one: dict[str, Path], other: dict[str, Path], *, is_usual: bool) -> int:
-    """Return how many times larger the images in `one` are, negative if they are smaller; 0 if they are not pairs."""
-    shared = sorted(one.keys() & other.keys())
-    if not shared or 2 * len(shared) < max(len(one), len(other)):
+def _scale(inputs: Mapping[str, Path], targets: Mapping[str, Path]) -> int:
+    """Return how many times larger the targets are than the inputs with the same keys; 0 if they are not pairs."""
+    shared = sorted(inputs.keys() & targets.keys())
+    if not shared or 2 * len(shared) < max(len(inputs), len(targets)):
         return 0
     keys = [shared[index] for index in np.linspace(0, len(shared) - 1, min(len(shared), NUM_COMPARED)).astype(int)]
-    first, second = [one[key] for key in keys], [other[key] for key in keys]
     try:
-        sizes = [[np.array(image_size(file, unlimited)) for file in files] for files in (first, second)]
-        scales = {_scale_of_sizes(*pair) for pair in zip(*sizes, strict=True)}
-        scale = scales.pop() if len(scales) == 1 else 0
-        return scale if is_usual or abs(scale) != 1 else 0  # files of one size may be numbered alike in any folders
+        small, large = (np.array([image_size(files[key], unlimited) for key in keys]) for files in (inputs, targets))
     except BadImage:  # reported when the sample is read
         return 0
-
-
-def _scale_of_sizes(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
-    if one[0] < other[0]:
-        return -_scale_of_sizes(other, one)
-    scale = int(one[0] // other[0])
-    remainder = one - scale * other
+    scale = int(large[0, 0] // small[0, 0])
+    remainder = large - scale * small
     return scale if remainder.min() >= 0 and remainder.max() < scale else 0

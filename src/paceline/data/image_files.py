@@ -1,10 +1,8 @@
-"""Sources whose samples are one or more image files, of any size."""
+"""Sources whose samples are image files: their splits, sizes and regions."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -15,30 +13,24 @@ from numpy.typing import NDArray
 
 from paceline.config.flags import SeparateTestFolder
 from paceline.config.settings import RunSettings
-from paceline.contracts.data_spec import EIGHT_BITS
-from paceline.contracts.recipe import DataSpec
+from paceline.contracts.data_spec import EIGHT_BITS, INPUT
 from paceline.core.errors import UserError
 from paceline.core.files import user_path
-from paceline.core.terminal import counted
 from paceline.core.text import printable
 from paceline.data.file_lists import (
-    SUFFIXES,
     Problem,
     check_split_names,
-    describe_problems,
     existing_folder,
-    first_messages,
     list_folder,
-    listed_elsewhere,
-    too_small,
+    named_root,
+    no_images,
     unreadable,
-    unreadable_file,
     unused_validation,
 )
-from paceline.data.source import Encoded, Sample, Source, group_keys
-from paceline.data.whole_source import num_readers
+from paceline.data.image_samples import Content, ImageSamples, SampleLayout
+from paceline.data.source import LOW, Encoded, Sample, Source, group_keys, split_files
 from paceline.images.decode import PIXEL_LIMIT, BadImage
-from paceline.images.readers import Decoded, ImageReader, choose_reader
+from paceline.images.readers import ImageReader
 from paceline.images.rectangles import Box
 from paceline.images.regions.open_image import huge_size, open_any_image
 from paceline.images.regions.region_image import RegionImage
@@ -54,11 +46,6 @@ def accepting_huge_images() -> Iterator[None]:
         yield
     finally:
         _ACCEPTED.reset(before)
-
-
-def huge_images_are_accepted() -> bool:
-    """Return whether the code runs inside `accepting_huge_images`."""
-    return _ACCEPTED.get()
 
 
 class RegionField(NamedTuple):
@@ -121,79 +108,115 @@ class SampleRegions:
 
 
 Files = dict[str, Path]  # the file for each field in a sample
-Sizes = dict[str, tuple[int, int]]  # height and width of each field
 SplitNames = Mapping[str, Sequence[str]]  # accepted folder names for each split
 
 
-class _Header(NamedTuple):
-    sizes: Sizes
-    problem: Problem | None  # None if the sample can be used
+class FileSamples(ImageSamples):
+    """Base class for sources with one file for every image of a sample."""
+
+    root: Path  # the split's folder
+    files: list[Files]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def contents(self, indices: Sequence[int]) -> list[Mapping[str, Content]]:
+        return [self.files[index] for index in indices]
+
+    def place_of(self, index: int, field: str) -> str:
+        return str(self.files[index][field])
+
+    def image_name(self, index: int, field: str) -> str:
+        path = self.files[index][field]
+        return str(path.relative_to(self.root) if path.is_relative_to(self.root) else path)
+
+    def name_of(self, index: int) -> str:
+        return self.image_name(index, INPUT)
+
+    def keep(self, rows: NDArray[np.int64]) -> None:
+        super().keep(rows)
+        self.files = [self.files[row] for row in rows.tolist()]
+
+    def files_of(self, index: int) -> Encoded | None:
+        numbers = {} if self.labels is None else {"label": np.asarray(self.labels[index])}
+        return Encoded(self.files[index], numbers)
+
+    def originals(self, index: int) -> Encoded | None:
+        return self.files_of(index)
+
+    def encoded(self, index: int) -> Encoded | None:
+        """Return the files if they are RGB and already have the right size; None if they must be changed."""
+        if (self.spec.channels, self.spec.dtype) != (3, "uint8") or self.layout.row:
+            return None
+        side = self.layout.side
+        try:
+            sizes = {self.reader.size(path) for path in self.files[index].values()} if side else {(side, side)}
+        except BadImage as error:
+            raise unreadable(self.place_of(index, INPUT), error) from error
+        return self.files_of(index) if sizes == {(side, side)} else None
 
 
-class ImageFiles(Source):
-    """Base class for sources that read image files. A subclass lists the files; headers determine the image sizes."""
+class SampleFiles(NamedTuple):
+    """The samples of a split."""
+
+    root: Path  # the split's folder
+    samples: list[Files]
+    unmatched: Sequence[Problem] = ()  # the problems with files that belong to no sample
+
+
+class ImageFiles(FileSamples):
+    """Base class for sources with images of any size. A subclass lists the files; headers determine the sizes."""
 
     split_layouts: ClassVar[tuple[SplitNames, ...]] = ()  # supported sets of split folders
     reads_regions: ClassVar[bool] = True  # whether test images may be too large to be decoded as a whole
 
     @classmethod
-    def measure_whole(cls, settings: RunSettings) -> RunSettings:
-        """Return settings that use the entire folder for testing, unless it has a test split."""
-        assert isinstance(settings, SeparateTestFolder)
+    def has_test_split(cls, settings: SeparateTestFolder) -> bool:
         root = user_path(settings.data_root)
-        has_test_split = any(split_folder(root, "test", names) is not None for names in cls.split_layouts)
-        if settings.test_root or has_test_split:
-            return settings
-        return dataclasses.replace(settings, test_root=settings.data_root, validation=0.0)
+        return any(split_folder(root, "test", names) is not None for names in cls.split_layouts)
 
     def __init__(
-        self, root: Path, samples: Sequence[Files], split: str, settings: RunSettings, problems: Sequence[Problem] = ()
+        self,
+        listed: SampleFiles,
+        split: str,
+        settings: RunSettings,
+        row: tuple[str, ...] = (),
+        panels: tuple[str, ...] = (),
     ) -> None:
-        """Read the headers of all files. `problems` are those of unmatched files, which count as unreadable."""
-        chosen = choose_reader([file for files in samples for file in files.values()], settings)
-        self.reader = chosen.reader
-        listing = list_folder(root, for_training=True)
-        if not samples and not problems:
-            raise UserError("; ".join([f"{root}: has no images ({', '.join(sorted(SUFFIXES))})", *listing.notes]))
-        self.root, self.size = root, settings.size
-        self.notes = (*listing.notes, *chosen.notes)
-        self.not_used = tuple(f"{root}/{entry}" for entry in listing.unusable)
+        """Read the headers of all files. `row` and `panels` are those of the sample layout."""
+        assert isinstance(settings, SeparateTestFolder)
+        self.root, self.files, unmatched = listed
+        self.shown = printable(self.root)
+        listing = list_folder(self.root, for_training=True)
+        if not self.files and not unmatched:
+            raise no_images(self.root, listing)
+        self.notes += listing.notes
+        self.not_used = tuple(f"{self.root}/{entry}" for entry in listing.unusable)
+        self.choose_reader((path for files in self.files for path in files.values()), settings)
         if split == "train":
             self.notes += self._unused_splits(settings)
-        may_skip = settings.bad_images == "skip"
-        by_region = huge_images_are_accepted() and self.reads_regions and split == "test" and not settings.size
-        # Threads run in parallel, because Pillow releases the GIL.
-        with ThreadPoolExecutor(max(1, num_readers(settings))) as threads:
-            read = threads.map(lambda files: self._read_header(files, may_skip, by_region), samples)
-            headers = list(counted(read, f"reading the image headers in {root}", len(samples)))
-        if may_skip and settings.crop and split == "train" and not self.size:
-            headers = [self._large_enough(*pair, settings.crop) for pair in zip(samples, headers, strict=True)]
-        problems = [*problems, *(one.problem for one in headers if one.problem)]
-        if problems and not may_skip:
-            advice = f"use --bad-images skip to leave these files out{listed_elsewhere(problems)}"
-            raise UserError(f"{first_messages(problems)}; {advice}")
-        usable = [(files, one.sizes) for files, one in zip(samples, headers, strict=True) if not one.problem]
-        if not usable:
-            raise UserError(f"{root}: none of its images can be used: {first_messages(problems)}")
-        if problems:
-            count = len(problems) + len(usable)
-            self.not_used += tuple(f"{root}/{problem.message}" for problem in problems)
-            self.notes += (f"left out {len(problems)} of {count} samples in {root}: {describe_problems(problems)}",)
-        self.files = [files for files, _ in usable]
-        self._headers = [sizes for _, sizes in usable]
-        assert isinstance(settings, SeparateTestFolder)
-        self.groups = group_keys(settings.group_by, root, [files["image"] for files in self.files])
-        image_sizes = np.array([self.image_size(sizes) for sizes in self._headers], dtype=np.int64)
-        height, width = (settings.crop, settings.crop) if settings.crop else image_sizes[0].tolist()
-        if self.size:
-            height = width = self.size
-        else:
-            self.sizes = image_sizes
-        pixels = self.reader.pixel_format
-        self.spec = DataSpec(self.reader.channels, height, width, dtype=pixels.dtype, value_range=pixels.declared_range)
+        by_region = _ACCEPTED.get() and self.reads_regions and split == "test" and not settings.size
 
-    def _unused_splits(self, settings: RunSettings) -> tuple[str, ...]:
-        assert isinstance(settings, SeparateTestFolder)
+        def measure(path: Any) -> tuple[int, int]:
+            try:
+                size = self.reader.size(path)
+            except BadImage:
+                huge = huge_size(path) if by_region else None
+                if huge is None:
+                    raise
+                return huge
+            return self.decoded_size(path) if self.may_skip else size
+
+        problems = self.measure_images(measure, settings)
+        fields = tuple(self.files[0]) if self.files else (INPUT,)
+        scale = self.find_scale(problems) if LOW in self.stored_sizes else 0
+        self.layout = SampleLayout(fields, row, panels, settings.size, scale)
+        must_fit_crop = self.may_skip and split == "train" and not settings.size
+        self.leave_out(self.check_sizes(settings.crop if must_fit_crop else 0) | problems, unmatched)
+        self.groups = group_keys(settings.group_by, self.root, [files[INPUT] for files in self.files])
+        self.spec = self.make_spec(settings)
+
+    def _unused_splits(self, settings: SeparateTestFolder) -> tuple[str, ...]:
         root = user_path(settings.data_root)
         for names in () if settings.test_root else self.split_layouts:
             train, test = (_first_folder(root, names[name]) for name in ("train", "test"))
@@ -201,95 +224,25 @@ class ImageFiles(Source):
                 return unused_validation(root, test)
         return ()
 
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def read(self, index: int) -> Sample:
-        return {name: self._decode(path, self._headers[index][name]) for name, path in self.files[index].items()}
-
-    def encoded(self, index: int) -> Encoded | None:
-        is_rgb = (self.spec.channels, self.spec.dtype) == (3, "uint8")
-        return self.files_of(index) if is_rgb and not self.size else None
-
-    def files_of(self, index: int) -> Encoded | None:
-        return Encoded(self.files[index], {})
-
-    def originals(self, index: int) -> Encoded | None:
-        return self.files_of(index)
-
-    def name_of(self, index: int) -> str:
-        return self._name(self.files[index]["image"])
-
-    def find_problem(self, names: Mapping[str, str], sizes: Sizes) -> Problem | None:
-        """Return why images of these sizes cannot form a sample; None if they can."""
-        return None
-
-    def image_size(self, sizes: Sizes) -> tuple[int, int]:
-        """Return the height and width of the sample's "image", given the sizes of its files."""
-        return sizes["image"]
-
-    def _name(self, path: Path) -> str:
-        return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
-
     def regions(self, index: int, num_sharing: int = 1) -> SampleRegions:
         """Open a sample whose images are read by region, in each of `num_sharing` processes; close it after use."""
         return SampleRegions(self.region_fields(index), self.reader, num_sharing)
 
     def region_fields(self, index: int) -> dict[str, RegionField]:
         """Return the file of each field, and the field's position in it."""
-        files, sizes = self.files[index], self._headers[index]
-        scales = {"low": max(1, self.spec.scale)}
-        return {name: RegionField(path, sizes[name], scale=scales.get(name, 1)) for name, path in files.items()}
+        fields = {}
+        for name, path in self.files[index].items():
+            height, width = self.stored_sizes[name][index].tolist()
+            fields[name] = RegionField(path, (height, width), scale=self.layout.scale if name == LOW else 1)
+        if not self.layout.row:
+            return fields
+        row = fields[INPUT]
+        return {name: row._replace(left=left) for name, (left, _) in self.layout.crops(row.size[1]).items()}
 
     @property
     def has_huge_images(self) -> bool:
         """Whether some images can only be read by region."""
-        return any(height * width > PIXEL_LIMIT for sizes in self._headers for height, width in sizes.values())
-
-    def _read_header(self, files: Files, decoded: bool, by_region: bool) -> _Header:
-        sizes: Sizes = {}
-        for name, path in files.items():
-            try:
-                sizes[name] = self._size(path, decoded, by_region)
-            except BadImage as error:
-                return _Header({}, unreadable_file(printable(self._name(path)), error))
-        names = {name: printable(self._name(path)) for name, path in files.items()}
-        return _Header(sizes, self.find_problem(names, sizes))
-
-    def _size(self, path: Path, decoded: bool, by_region: bool) -> tuple[int, int]:
-        try:
-            size = self.reader.size(path)
-        except BadImage:
-            huge = huge_size(path) if by_region else None
-            if huge is None:
-                raise
-            return huge
-        if decoded:  # decoding also detects wrong headers and damaged pixels
-            image = self.reader.decode(path)
-            size = (image.height, image.width)
-        return size
-
-    def _large_enough(self, files: Files, header: _Header, crop: int) -> _Header:
-        if header.problem or min(self.image_size(header.sizes)) >= crop:
-            return header
-        height, width = self.image_size(header.sizes)
-        return header._replace(problem=too_small(printable(self._name(files["image"])), (height, width), crop))
-
-    def _decode(self, path: Path, size: tuple[int, int]) -> NDArray[Any]:
-        return self.reader.arrange(self.open(path, size), self.size)
-
-    def open(self, path: Path, size: tuple[int, int]) -> Decoded:
-        """Decode the image in a file; raise UserError if its size differs from the size in the header."""
-        try:
-            image = self.reader.decode(path)
-        except BadImage as error:
-            raise unreadable(path, error) from error
-        if (image.height, image.width) != size:
-            raise UserError(
-                f"{printable(path)}: the image is {image.width}×{image.height} pixels, "
-                f"but its header specifies {size[1]}×{size[0]}; use --bad-images skip to leave such files out"
-            )
-        return image
+        return any((sizes.prod(axis=1) > PIXEL_LIMIT).any() for sizes in self.stored_sizes.values())
 
 
 def fields_of(source: Source) -> set[str]:
@@ -297,6 +250,26 @@ def fields_of(source: Source) -> set[str]:
     if isinstance(source, ImageFiles) and source.has_huge_images:
         return set(source.region_fields(0))
     return set(source.read(0))
+
+
+def find_split(
+    split: str,
+    settings: SeparateTestFolder,
+    names: SplitNames,
+    list_samples: Callable[[Path], tuple[list[Files], Sequence[Problem]]],
+) -> SampleFiles:
+    """Return the samples in a split's folder; without split folders, a fixed fifth of the samples is for testing.
+
+    `list_samples` returns the samples in a folder, and the problems with files that belong to no sample.
+    """
+    folder = separate_folder(split, settings, names) or split_folder(named_root(settings), split, names)
+    root = folder or named_root(settings)
+    samples, unmatched = list_samples(root)
+    if folder is None and samples:
+        files = [files[INPUT] for files in samples]
+        chosen = split_files(settings.group_by, root, files, split, f"--data-root {root}")
+        samples = [samples[index] for index in chosen]
+    return SampleFiles(root, samples, unmatched)
 
 
 def split_folder(root: Path, split: str, names: SplitNames) -> Path | None:

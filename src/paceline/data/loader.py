@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -13,7 +13,7 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch
 from paceline.core.errors import UserError
 from paceline.core.registry import load_class, load_classes
-from paceline.data.source import Source, decodes, sizes_of
+from paceline.data.source import Source, sizes_of
 from paceline.data.stream import Tickets, check_crop
 from paceline.data.whole_source import Budget
 
@@ -100,11 +100,6 @@ class Loader:
         if crop:
             check_crop(sizes_of(source), crop, source.spec.scale, source.name_of)
 
-    @property
-    def batches_ahead(self) -> int:
-        """The number of batches to prefetch."""
-        return 0
-
     def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
         """Yield one batch of data per request on the device, in order.
 
@@ -148,7 +143,7 @@ def choose_loader(settings: RunSettings, source: Source, device: torch.device, b
         if not fit.ok:
             obstacles.append(fit.reason)
             continue
-        advice = ["use `paceline pack` to avoid decoding"] if obstacles and not fit.home and decodes(source) else []
+        advice = ["use `paceline pack` to avoid decoding"] if obstacles and not fit.home and source.decodes else []
         reasons = [*obstacles, *([fit.reason] if fit.reason else []), *advice]
         return Choice(name, "; ".join(reasons) or ("requested" if name == settings.loader else "automatic"), fit.home)
     raise UserError(f"--loader {settings.loader}: no loader can load this data: {'; '.join(obstacles)}")
@@ -184,15 +179,8 @@ Batches = Generator[Batch, None, None]
 class ReusingLoader(Loader, Generic[Reader]):
     """Keeps track of open iterators, and of idle workers or pipelines, which the next evaluation reuses."""
 
-    def __init__(
-        self,
-        source: Source,
-        device: torch.device,
-        settings: RunSettings,
-        crop: int = 0,
-        home: torch.device | None = None,
-    ) -> None:
-        super().__init__(source, device, settings, crop, home)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._open: WeakSet[Batches] = WeakSet()
         self._idle: list[Reader] = []
 

@@ -60,8 +60,8 @@ def _open(source_class: type[Source], split: str, settings: RunSettings) -> Sour
 def check_evaluated(config: Config, sources: Mapping[str, Source]) -> None:
     """Raise UserError if a recipe is evaluated on held-out samples, but there are none."""
     recipe_class, run = config.recipe_class, config.run
-    is_evaluated = recipe_class.evaluator and not is_never(run.evaluate_every)
-    if is_evaluated and recipe_class.evaluated_on != "train" and not sources.keys() & {"validation", "test"}:
+    is_evaluated = recipe_class.evaluation.evaluator and not is_never(run.evaluate_every)
+    if is_evaluated and recipe_class.evaluation.split != "train" and not sources.keys() & {"validation", "test"}:
         raise UserError(
             f"--data {run.data}: has no test split, and validation={run.validation:g} holds out no samples to evaluate "
             "the model; use --set validation=0.1, or --set evaluate_every=never"
@@ -75,7 +75,7 @@ def settings_and_splits(config: Config) -> tuple[RunSettings, Sequence[str]]:
     the training split consists of all images, and there is no test split.
     """
     source_class = load_class("source", config.run.data, Source)
-    if config.recipe_class.evaluated_on == "train":
+    if config.recipe_class.evaluation.split == "train":
         whole = source_class.measure_whole(config.run)
         if whole != config.run:
             return whole, ("train",)

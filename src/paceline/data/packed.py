@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -30,36 +30,19 @@ from paceline.core.files import (
     read_bounded,
     remove_leftovers,
     replacing,
+    sync_open,
     why,
     write_json,
 )
 from paceline.data.fingerprint import IDENTITY_SAMPLES, fingerprint, sha256_of_stats
-from paceline.data.source import TARGET, Sample, Source, is_in_memory
+from paceline.data.source import LOW, TARGET, Sample, Source, is_in_memory
+from paceline.data.stream import cut
 from paceline.data.whole_source import read_in_order
+from paceline.images.rectangles import Box
 
 FORMAT, VERSION = "paceline pack", 3
 MANIFEST, UNFINISHED = "pack.json", "packing.json"
-LOW = "low"  # field with the low-resolution version of the image
 PLACE = ("offset", "height", "width", "checksum")  # index columns for each image field
-
-
-class Layout(NamedTuple):
-    """The image fields and number fields of a sample."""
-
-    images: Mapping[str, int]  # number of channels by field
-    numbers: tuple[str, ...]
-
-    @classmethod
-    def of(cls, source: Source) -> Layout:
-        """Return the layout of a source's samples."""
-        sample = source.read(0)
-        images = {name: int(field.shape[-1]) for name, field in sample.items() if field.ndim == 3}
-        return cls(images, tuple(name for name in sample if name not in images))
-
-    @property
-    def columns(self) -> list[str]:
-        """The names of the index columns."""
-        return [f"{name}.{what}" for name in self.images for what in PLACE] + list(self.numbers)
 
 
 @dataclass(frozen=True)
@@ -87,9 +70,14 @@ class SplitRecord:
     files: Mapping[str, FileRecord] = field(default_factory=dict)
 
     @property
-    def layout(self) -> Layout:
-        """The fields of a sample."""
-        return Layout(self.images, self.numbers)
+    def columns(self) -> list[str]:
+        """The names of the index columns."""
+        return [f"{name}.{what}" for name in self.images for what in PLACE] + list(self.numbers)
+
+    @property
+    def bytes_per_px(self) -> dict[str, int]:
+        """The size of a pixel in each image field."""
+        return {name: channels * np.dtype(self.spec.dtype).itemsize for name, channels in self.images.items()}
 
     @property
     def aligned(self) -> set[str]:
@@ -191,17 +179,19 @@ INDEX, NAMES, GROUPS = "index.npy", "names.json", "groups.json"
 PIXELS = ".pixels"
 
 
-class PackedSplit:
-    """A split of a packed folder. Opening it runs only cheap checks; the pixels are memory-mapped."""
+class PackedSamples(Source):
+    """The samples in a split of a packed folder. Opening it runs only cheap checks; the pixels are memory-mapped."""
+
+    decodes = False
 
     def __init__(self, root: Path, split: str) -> None:
         splits = read_manifest(root).splits
         if split not in splits:
             raise UserError(f"{root}: has no split {split!r}; available: {', '.join(splits)}")
         self.root, self.record, folder = root, splits[split], root / split
-        self.layout = self.record.layout
-        self.column = {name: number for number, name in enumerate(self.layout.columns)}
-        self.files = {name: pixels_file(folder, name) for name in self.layout.images}
+        self.spec = self.record.spec
+        self.column = {name: number for number, name in enumerate(self.record.columns)}
+        self.files = {name: pixels_file(folder, name) for name in self.record.images}
         expected = {*(file.name for file in self.files.values()), INDEX, NAMES}
         if self.record.files.keys() - {GROUPS} != expected:
             raise damaged(root / MANIFEST, root, f"damaged (wrong files for the split {split!r})")
@@ -216,23 +206,48 @@ class PackedSplit:
         # Stored in shared memory, so that a sample checked by one worker is not checked again by another.
         checked = torch.zeros(len(self.index), dtype=torch.bool)
         self._checked = checked.share_memory_().numpy()  # type: ignore[no-untyped-call, unused-ignore]
+        self.rows = np.arange(len(self.index))  # index rows of the samples in use
 
-    def image(self, name: str, number: int) -> NDArray[Any]:
-        """Return one image as stored in the file, [height, width, channels]."""
-        first = self.column[f"{name}.offset"]
-        offset, height, width = self.index[number, first : first + 3].tolist()
-        channels, dtype = self.layout.images[name], np.dtype(self.record.spec.dtype)
-        stored = self.pixels[name][offset : offset + height * width * channels * dtype.itemsize]
-        return stored.view(dtype).reshape(height, width, channels)
+    def __len__(self) -> int:
+        return len(self.rows)
 
-    def check(self, number: int) -> None:
+    def read(self, index: int) -> Sample:
+        return {name: np.array(field) for name, field in self._fields(index).items()}
+
+    def read_window(self, index: int, window: Box) -> Sample:
+        return cut(self._fields(index), window, self.spec.scale)
+
+    def numbers_of(self, indices: NDArray[np.int64]) -> Sample | None:
+        rows = self.index[self.rows[indices]]
+        return {name: rows[:, self.column[name]] for name in self.record.numbers}
+
+    def checksums_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.index[self.rows[indices]][:, [self.column[f"{name}.checksum"] for name in self.record.images]]
+
+    def name_of(self, index: int) -> str:
+        return self.names[int(self.rows[index])]
+
+    def check(self, row: int) -> None:
         """Raise UserError if a sample's pixels differ from what was packed; each sample is checked only once."""
-        if self._checked[number]:
+        if self._checked[row]:
             return
         for name, file in self.files.items():
-            if crc32(self.image(name, number).data) != self.index[number, self.column[f"{name}.checksum"]]:
-                raise damaged(file, self.root, f"{self.names[number]} is damaged (checksum mismatch)")
-        self._checked[number] = True
+            if crc32(self._image(name, row).data) != self.index[row, self.column[f"{name}.checksum"]]:
+                raise damaged(file, self.root, f"{self.names[row]} is damaged (checksum mismatch)")
+        self._checked[row] = True
+
+    def _image(self, name: str, row: int) -> NDArray[Any]:
+        first = self.column[f"{name}.offset"]
+        offset, height, width = self.index[row, first : first + 3].tolist()
+        stored = self.pixels[name][offset : offset + height * width * self.record.bytes_per_px[name]]
+        return stored.view(self.record.spec.dtype).reshape(height, width, -1)
+
+    def _fields(self, index: int) -> Sample:
+        """Return the fields of a sample, whose images share memory with the file."""
+        row = int(self.rows[index])
+        self.check(row)
+        images = {name: self._image(name, row) for name in self.files}
+        return images | {name: self.index[row, self.column[name]] for name in self.record.numbers}
 
 
 def pixels_file(folder: Path, name: str) -> Path:
@@ -247,16 +262,15 @@ def _read_index(file: Path, record: SplitRecord, root: Path) -> NDArray[np.int64
         stored = np.lib.format.open_memmap(file, mode="r")
     except Exception as error:  # a damaged header can raise any exception
         raise damaged(file, root, f"damaged ({why(error)})") from None
-    layout, spec = record.layout, record.spec
-    shape = (record.count, len(layout.columns))
+    spec, shape = record.spec, (record.count, len(record.columns))
     if stored.shape != shape or stored.dtype != np.int64:
         actual = f"{stored.dtype} of shape {list(stored.shape)}"
         raise damaged(file, root, f"damaged ({actual} instead of int64 of shape {list(shape)})")
     index: NDArray[np.int64] = np.array(stored, order="C")
     sizes = {}
-    for number, (name, channels) in enumerate(layout.images.items()):
+    for number, (name, bytes_per_px) in enumerate(record.bytes_per_px.items()):
         offset, height, width, checksum = index[:, number * len(PLACE) : (number + 1) * len(PLACE)].T
-        bytes_per_px, total = channels * np.dtype(spec.dtype).itemsize, record.files[f"{name}{PIXELS}"].bytes
+        total = record.files[f"{name}{PIXELS}"].bytes
         sizes[name] = np.stack([height, width])
         are_valid = (offset >= 0) & (offset < total) & (height > 0) & (width > 0) & (width <= total)
         are_valid &= height <= total // bytes_per_px // np.maximum(width, 1)  # no product can overflow
@@ -271,7 +285,7 @@ def _read_index(file: Path, record: SplitRecord, root: Path) -> NDArray[np.int64
             raise damaged(file, root, f"damaged (images of {name!r} whose sizes do not fit together)")
     if not record.mixed and whole[:, 0].tolist() != [spec.height, spec.width]:
         raise damaged(file, root, "damaged (images whose size differs from the data spec)")
-    labels = index[:, layout.columns.index("label")] if spec.num_classes else index[:0, 0]
+    labels = index[:, record.columns.index("label")] if spec.num_classes else index[:0, 0]
     if (labels < 0).any() or (labels >= spec.num_classes).any():
         raise damaged(file, root, f"damaged (labels that are not from 0 to {spec.num_classes - 1})")
     return index
@@ -297,19 +311,34 @@ def _check_file(file: Path, listed: FileRecord, root: Path) -> None:
 
 def describe(source: Source) -> SplitRecord:
     """Return the properties that identify a split, before it is packed."""
-    layout = Layout.of(source)
+    sample = source.read(0)
+    images = {name: int(field.shape[-1]) for name, field in sample.items() if field.ndim == 3}
+    numbers = tuple(name for name in sample if name not in images)
     return SplitRecord(
         count=len(source),
         spec=source.spec,
         mixed=source.sizes is not None,
-        images=layout.images,
-        numbers=layout.numbers,
+        images=images,
+        numbers=numbers,
         names_sha256=_sha256_of_names(source),
-        numbers_sha256=_sha256_of_numbers(source, layout),
+        numbers_sha256=_sha256_of_numbers(source, numbers),
         files_sha256=sha256_of_files(source),
         fingerprint=fingerprint(source, IDENTITY_SAMPLES),
         groups_sha256=sha256(json.dumps(source.groups).encode()).hexdigest() if source.groups else "",
     )
+
+
+DIFFERENCES = {  # what a property of a split tells if it has changed, checked in this order
+    "images": "the samples have different image fields",
+    "numbers": "the samples have different label fields",
+    "mixed": "the images had one size and now have several, or vice versa",
+    "spec": "the data spec (size, channels, classes) differs",
+    "groups_sha256": "the samples are grouped differently (group_by)",
+    "names_sha256": "the samples have different names",
+    "numbers_sha256": "the labels differ",
+    "files_sha256": "the files have different names, sizes or modification times",
+    "fingerprint": "the images differ",
+}
 
 
 def difference(kept: Mapping[str, SplitRecord], found: Mapping[str, SplitRecord]) -> str:
@@ -320,20 +349,9 @@ def difference(kept: Mapping[str, SplitRecord], found: Mapping[str, SplitRecord]
         now = found[split]
         if before.count != now.count:
             return f"{split} has {now.count:,} samples instead of {before.count:,}"
-        differences = {  # possible differences, checked in this order
-            "the samples have different image fields": before.images != now.images,
-            "the samples have different label fields": before.numbers != now.numbers,
-            "the images had one size and now have several, or vice versa": before.mixed != now.mixed,
-            "the data spec (size, channels, classes) differs": before.spec != now.spec,
-            "the samples are grouped differently (group_by)": before.groups_sha256 != now.groups_sha256,
-            "the samples have different names": before.names_sha256 != now.names_sha256,
-            "the labels differ": before.numbers_sha256 != now.numbers_sha256,
-            "the files have different names, sizes or modification times": before.files_sha256 != now.files_sha256,
-            "the images differ": before.fingerprint != now.fingerprint,
-        }
-        for what, differs in differences.items():
-            if differs:
-                return f"{split}: {what}"
+        for name, text in DIFFERENCES.items():
+            if getattr(before, name) != getattr(now, name):
+                return f"{split}: {text}"
     return ""
 
 
@@ -360,7 +378,7 @@ def _lists_its_files(source: Source) -> bool:
     if not issubclass(lister, reader) and not reader.__module__.startswith("paceline."):
         return False
     first = source.files_of(0)
-    return first is not None and set(Layout.of(source).numbers) <= first.numbers.keys()
+    return first is not None and {name for name, field in source.read(0).items() if field.ndim == 0} <= {*first.numbers}
 
 
 def _sha256_of_names(source: Source) -> str:
@@ -370,12 +388,12 @@ def _sha256_of_names(source: Source) -> str:
     return digest.hexdigest()
 
 
-def _sha256_of_numbers(source: Source, layout: Layout) -> str:
-    if must_be_read(source) or not layout.numbers:
+def _sha256_of_numbers(source: Source, names: Sequence[str]) -> str:
+    if must_be_read(source) or not names:
         return ""
     numbers = source.numbers_of(np.arange(len(source)))
     assert numbers is not None
-    return sha256(np.stack([numbers[name] for name in layout.numbers], axis=1).astype(np.int64).tobytes()).hexdigest()
+    return sha256(np.stack([numbers[name] for name in names], axis=1).astype(np.int64).tobytes()).hexdigest()
 
 
 BYTES_PER_READ = 8 * 2**20
@@ -406,17 +424,15 @@ def begin(folder: Path, splits: Mapping[str, SplitRecord], made_from: Mapping[st
     return False
 
 
-def fill(source: Source, folder: Path, num_workers: int, done: Progress) -> None:
-    """Pack a split into its folder, resuming where an earlier attempt stopped."""
+def fill(source: Source, folder: Path, record: SplitRecord, num_workers: int, done: Progress) -> None:
+    """Pack a split, described by its record, into its folder, resuming where an earlier attempt stopped."""
     folder.mkdir(exist_ok=True)
-    layout = Layout.of(source)
     partial = folder / PARTIAL
     with ExitStack() as stack:
         rows = stack.enter_context(open(partial, "ab", buffering=0))
-        files = [stack.enter_context(open(pixels_file(folder, name), "ab")) for name in layout.images]
-        index = _whole_rows(partial, layout)
-        itemsize = np.dtype(source.spec.dtype).itemsize
-        ends = [_ends(index, number, channels * itemsize) for number, channels in enumerate(layout.images.values())]
+        files = [stack.enter_context(open(pixels_file(folder, name), "ab")) for name in record.images]
+        index = _whole_rows(partial, record)
+        ends = [_ends(index, number, bytes_per_px) for number, bytes_per_px in enumerate(record.bytes_per_px.values())]
         for end, file in zip(ends, files, strict=True):
             index = index[: np.searchsorted(end, os.fstat(file.fileno()).st_size, side="right")]
         os.truncate(partial, index.nbytes)
@@ -427,18 +443,17 @@ def fill(source: Source, folder: Path, num_workers: int, done: Progress) -> None
         done(start)
         for number, sample in enumerate(_samples(source, start, num_workers), start):
             if number < len(index):
-                _compare(sample, index[number], layout, source.name_of(number), folder.parent)
-                done(number + 1)
-                continue
-            row = _row(sample, layout, [file.tell() for file in files])
-            for name, file in zip(layout.images, files, strict=True):
-                file.write(np.ascontiguousarray(sample[name]).data)
-                file.flush()
-            if rows.write(row.tobytes()) != row.nbytes:  # written last: a row marks a complete sample
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                _compare(sample, index[number], record, source.name_of(number), folder.parent)
+            else:
+                row = _row(sample, record, [file.tell() for file in files])
+                for name, file in zip(record.images, files, strict=True):
+                    file.write(np.ascontiguousarray(sample[name]).data)
+                    file.flush()
+                if rows.write(row.tobytes()) != row.nbytes:  # written last: a row marks a complete sample
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             done(number + 1)
         for file in files:
-            os.fsync(file.fileno())
+            sync_open(file.fileno())
 
 
 def finish(folder: Path, sources: Mapping[str, Source]) -> None:
@@ -449,7 +464,7 @@ def finish(folder: Path, sources: Mapping[str, Source]) -> None:
         here, record = folder / split, manifest.splits[split]
         if sha256_of_files(source) != record.files_sha256:
             raise _another(folder, f"{split}: files changed during packing")
-        splits[split] = dataclasses.replace(record, files=_finish_split(here, source))
+        splits[split] = dataclasses.replace(record, files=_finish_split(here, record, source))
     Manifest(manifest.made_from, splits).write(folder / MANIFEST)
     (folder / UNFINISHED).unlink()
     for split in sources:
@@ -458,18 +473,18 @@ def finish(folder: Path, sources: Mapping[str, Source]) -> None:
     remove_leftovers(folder)
 
 
-def _finish_split(folder: Path, source: Source) -> dict[str, FileRecord]:
+def _finish_split(folder: Path, record: SplitRecord, source: Source) -> dict[str, FileRecord]:
     """Write the index, names and groups for a split whose samples are all packed; return the records of its files."""
-    layout, index, names = Layout.of(source), folder / "index.npy", folder / "names.json"
+    index, names = folder / INDEX, folder / NAMES
     if (folder / PARTIAL).is_file():
         with replacing(index) as temporary, temporary.open("wb") as file:
-            np.save(file, _whole_rows(folder / PARTIAL, layout))
+            np.save(file, _whole_rows(folder / PARTIAL, record))
     write_json(names, [source.name_of(number) for number in range(len(source))])
     checked = [index, names]
     if source.groups:
         write_json(folder / GROUPS, source.groups)
         checked.append(folder / GROUPS)
-    pixels = [pixels_file(folder, name) for name in layout.images]
+    pixels = [pixels_file(folder, name) for name in record.images]
     files = {file.name: FileRecord(file.stat().st_size) for file in pixels}
     return files | {file.name: FileRecord(file.stat().st_size, checksum_of_file(file)) for file in checked}
 
@@ -483,12 +498,12 @@ def check_same(folder: Path, splits: Mapping[str, SplitRecord]) -> None:
 
 def check_whole(source: Source, folder: Path, split: str, num_workers: int, done: Progress) -> None:
     """Check every pixel of a packed split; if necessary, compare it with all samples of the source."""
-    packed = PackedSplit(folder, split)
+    packed = PackedSamples(folder, split)
     samples = _samples(source, 0, num_workers) if must_be_read(source) else None
     for number in range(len(packed.index)):
         packed.check(number)
         if samples is not None:
-            _compare(next(samples), packed.index[number], packed.layout, packed.names[number], folder)
+            _compare(next(samples), packed.index[number], packed.record, packed.names[number], folder)
         done(number + 1)
 
 
@@ -508,26 +523,26 @@ def _samples(source: Source, start: int, num_workers: int) -> Iterator[Sample]:
                 yield {name: field[row] for name, field in fields.items()}
 
 
-def _row(sample: Sample, layout: Layout, offsets: Sequence[int]) -> NDArray[np.int64]:
+def _row(sample: Sample, record: SplitRecord, offsets: Sequence[int]) -> NDArray[np.int64]:
     """Return a sample's index row, given the offsets of its images."""
     row: list[int] = []
-    for name, offset in zip(layout.images, offsets, strict=True):
+    for name, offset in zip(record.images, offsets, strict=True):
         height, width, _ = sample[name].shape
         row += [offset, height, width, crc32(np.ascontiguousarray(sample[name]).data)]
-    return np.array(row + [int(sample[name]) for name in layout.numbers], dtype=np.int64)
+    return np.array(row + [int(sample[name]) for name in record.numbers], dtype=np.int64)
 
 
-def _compare(sample: Sample, kept: NDArray[np.int64], layout: Layout, name: str, folder: Path) -> None:
+def _compare(sample: Sample, kept: NDArray[np.int64], record: SplitRecord, name: str, folder: Path) -> None:
     """Raise UserError if a sample differs from what was packed."""
-    offsets = kept[: len(layout.images) * len(PLACE) : len(PLACE)].tolist()
-    if not np.array_equal(_row(sample, layout, offsets), kept):
+    offsets = kept[: len(record.images) * len(PLACE) : len(PLACE)].tolist()
+    if not np.array_equal(_row(sample, record, offsets), kept):
         raise _another(folder, f"{name} differs")
 
 
-def _whole_rows(file: Path, layout: Layout) -> NDArray[np.int64]:
-    width = len(layout.columns)
-    rows = np.frombuffer(file.read_bytes()[: file.stat().st_size // (8 * width) * 8 * width], dtype=np.int64)
-    return rows.reshape(-1, width)
+def _whole_rows(file: Path, record: SplitRecord) -> NDArray[np.int64]:
+    """Return the index rows in a file whose last row may be incomplete."""
+    width = len(record.columns)
+    return np.fromfile(file, dtype=np.int64, count=file.stat().st_size // (8 * width) * width).reshape(-1, width)
 
 
 def _ends(index: NDArray[np.int64], field: int, bytes_per_px: int) -> NDArray[np.int64]:

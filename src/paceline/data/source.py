@@ -80,7 +80,7 @@ class Source(HasSettings):
 
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
     """The available splits, unless `splits_of` is overridden."""
-    decodes: ClassVar[bool] = True
+    decodes: bool = True
     """Whether reading a sample is much slower than copying it, for example because it must be decoded."""
     reads_any_data: ClassVar[bool] = False
     """Whether `data_root` chooses the data set, as for `folder`. If so, its name is used in the names of metrics."""
@@ -268,7 +268,7 @@ class Subset(Source):
     def __init__(self, source: Source, indices: Sequence[int] | NDArray[np.int64]) -> None:
         self.source, self.indices, self.spec = source, np.asarray(indices), source.spec
         self.sizes = None if source.sizes is None else source.sizes[self.indices]
-        self.shuffle, self.lookahead = source.shuffle, source.lookahead
+        self.shuffle, self.lookahead, self.decodes = source.shuffle, source.lookahead, source.decodes
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -316,18 +316,9 @@ def split_off(source: Source, fraction: float, seed: int) -> tuple[Source, Sourc
 
 def is_in_memory(source: Source) -> bool:
     """Return whether the samples are arrays in memory, which are fast to read."""
-    return isinstance(_underlying(source), ArraySource)
-
-
-def decodes(source: Source) -> bool:
-    """Return whether samples are slow to read, so that prefetching in worker processes is worthwhile."""
-    return _underlying(source).decodes
-
-
-def _underlying(source: Source) -> Source:
     while isinstance(source, Subset):
         source = source.source
-    return source
+    return isinstance(source, ArraySource)
 
 
 class RegisteredSources:
@@ -373,19 +364,16 @@ def group_keys(pattern: str, root: Path, files: Sequence[Path]) -> tuple[str, ..
     if not pattern:
         return ()
     try:
-        search = re.compile(pattern).search
+        compiled = re.compile(pattern)
     except re.error as error:
         raise UserError(f"group_by={pattern}: invalid regular expression: {error}") from None
     names = [file.relative_to(root).as_posix() for file in files]
-    found = [search(name) for name in names]
-    unmatched = [name for name, match in zip(names, found, strict=True) if not match or match[_group(match)] is None]
+    matches = [(name, compiled.search(name)) for name in names]
+    keys = {name: match[min(1, compiled.groups)] for name, match in matches if match}
+    unmatched = [name for name in names if keys.get(name) is None]
     if unmatched:
         raise UserError(f"group_by={pattern}: must match every file, but does not match {first_few(unmatched)}")
-    return tuple(match[_group(match)] for match in found if match)
-
-
-def _group(match: re.Match[str]) -> int:
-    return 1 if match.re.groups else 0
+    return tuple(keys[name] for name in names)
 
 
 def held_out(keys: Sequence[str], fraction: float, seed: int) -> NDArray[np.bool_]:
@@ -394,8 +382,13 @@ def held_out(keys: Sequence[str], fraction: float, seed: int) -> NDArray[np.bool
     return np.fromiter((number < fraction * 2**64 for number in numbers), dtype=bool, count=len(keys))
 
 
-def split_files(pattern: str, root: Path, files: Sequence[Path], split: str) -> NDArray[np.int64]:
-    """Return the indices of a split's files. A fifth of the groups, or of ungrouped files, is used for testing."""
+def split_files(pattern: str, root: Path, files: Sequence[Path], split: str, shown: str) -> NDArray[np.int64]:
+    """Return the indices of a split's files. A fifth of the groups, or of ungrouped files, is used for testing.
+
+    `shown` is where the files are, for the error message if there are too few.
+    """
+    if len(files) < 2:
+        raise UserError(f"{shown}: one sample is too few to train and test on; add more, or set --test-root")
     if not pattern:
         return fixed_split(len(files), split)
     keys = group_keys(pattern, root, files)
@@ -408,6 +401,8 @@ def split_files(pattern: str, root: Path, files: Sequence[Path], split: str) -> 
     return np.flatnonzero(tested if split == "test" else ~tested)
 
 
+LABEL = "label"
+LOW = "low"  # field with the low-resolution version of the image
 TARGET = "target"  # default name of the second of two panels
 RESERVED = ("label", "index", "uniforms")  # other fields of a batch
 
@@ -449,7 +444,7 @@ def check_sample(source: Source, what: str) -> None:
     """Raise UserError if the first sample has a format that is not allowed; the message starts with `what`."""
     if not len(source):
         return
-    sample = source.read(0)
+    sample, spec = source.read(0), source.spec
     if not isinstance(sample, dict):
         raise UserError(f"{what}: is of type {type(sample).__name__}: return a dict {{name: array}}")
     for name, value in sample.items():
@@ -457,15 +452,11 @@ def check_sample(source: Source, what: str) -> None:
             raise UserError(f"{what}: {name!r} is of type {type(value).__name__}: return a NumPy array or number")
         array = np.asarray(value)
         found = f"{what}: {name!r} is a {array.dtype} array of shape {list(array.shape)}"
-        if (name == "image" or array.ndim == 3) and (array.dtype != source.spec.dtype or array.ndim != 3):
-            raise UserError(
-                f"{found}: return a {source.spec.dtype} [height, width, channels] array (spec.dtype is the data type)"
-            )
-        if name == "image" and array.shape[2] != source.spec.channels == array.shape[0]:
-            raise UserError(f"{found}: its channels come first; return it with channels last: image.transpose(1, 2, 0)")
-        if name == "image" and array.shape[2] != source.spec.channels:
-            raise UserError(f"{found}, but spec.channels is {source.spec.channels}; set it to {array.shape[2]}")
-        if name == "label" and (array.dtype != np.int64 or array.ndim):
+        is_image = array.ndim == 3 and array.dtype == spec.dtype
+        if (array.ndim == 3 and not is_image) or (name == INPUT and not (is_image and array.shape[2] == spec.channels)):
+            expected = f"a {spec.dtype} array of shape [height, width, {spec.channels}], as self.spec declares"
+            raise UserError(f"{found}: return {expected}")
+        if name == LABEL and (array.dtype != np.int64 or array.ndim):
             raise UserError(f"{found}: return a single int64 number")
 
 
@@ -480,8 +471,8 @@ def check_classes(source: Source, what: str) -> None:
         raise UserError(f"{what}; use one name per class")
     if not num_classes or not len(source):
         return
-    found = None if decodes(source) else source.numbers_of(np.arange(len(source)))
-    labels = np.atleast_1d((found or source.read(0)).get("label", np.int64(0)))
+    labels = None if source.decodes else known_labels(source)
+    labels = np.atleast_1d(source.read(0).get(LABEL, np.int64(0))) if labels is None else labels
     wrong = labels[(labels < 0) | (labels >= num_classes)]
     if len(wrong):
         raise UserError(
@@ -490,7 +481,6 @@ def check_classes(source: Source, what: str) -> None:
         )
 
 
-LABEL = "label"
 NumberOrTensor = TypeVar("NumberOrTensor", float, Tensor)
 
 
@@ -499,22 +489,25 @@ def selecting(number: NumberOrTensor, num_classes: int) -> NumberOrTensor:
     return (number + 0.5) / num_classes
 
 
+def known_labels(source: Source) -> NDArray[np.int64] | None:
+    """Return the labels of all samples; None if they are not known without reading the samples."""
+    return (source.numbers_of(np.arange(len(source))) or {}).get(LABEL)
+
+
 def count_classes(source: Source) -> Tensor:
     """Return the number of samples of each class, on the CPU; samples are read only if their labels are not known."""
-    found = source.numbers_of(np.arange(len(source)))
-    if found is None or LABEL not in found:
+    labels = known_labels(source)
+    if labels is None:
         labels = np.array([source.read(index)[LABEL] for index in range(len(source))])
-    else:
-        labels = found[LABEL]
     return torch.from_numpy(np.bincount(labels.astype(np.int64), minlength=source.spec.num_classes))
 
 
 def with_empty_classes(source: Source) -> DataSpec:
     """Return a source's data spec with its empty classes, if labels are known without reading the samples."""
-    found = source.numbers_of(np.arange(len(source)))
-    if found is None or LABEL not in found:
+    labels = known_labels(source)
+    if labels is None:
         return source.spec
-    empty = np.setdiff1d(np.arange(source.spec.num_classes), found[LABEL])
+    empty = np.setdiff1d(np.arange(source.spec.num_classes), labels)
     return dataclasses.replace(source.spec, empty_classes=tuple(empty.tolist()))
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import socket
 import tarfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -63,41 +61,26 @@ class TorchvisionSource(ArraySource):
         check_not_a_file(root, "--data-root")
         name = type(self).__module__.rpartition(".")[2]
         which = {"split": split} if self.has_split_argument else {"train": split == "train"}
-        with _one_process_at_a_time(root, name) as may_write, _silence_limit():
-            try:
-                return getattr(torchvision.datasets, self.dataset)(str(root), download=may_write, **which)
-            except (OSError, RuntimeError, EOFError, ValueError, AssertionError, tarfile.TarError) as error:
-                reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-                raise UserError(
-                    f"--data-root {root}: {name} is missing or incomplete and could not be downloaded ({reason}); "
-                    f"put these files in that folder: {self.expected}"
-                ) from error
-
-
-@contextmanager
-def _one_process_at_a_time(root: Path, name: str) -> Iterator[bool]:
-    """Yield whether the folder is writable; if it is, hold a lock so that other processes wait."""
-    lock = _lock(root, name)
-    try:
-        yield lock is not None
-    finally:
-        if lock is not None:
-            lock.release()
+        lock, timeout = _lock(root, name), socket.getdefaulttimeout()
+        socket.setdefaulttimeout(SILENCE_LIMIT_SECONDS)
+        try:
+            return getattr(torchvision.datasets, self.dataset)(str(root), download=lock is not None, **which)
+        except (OSError, RuntimeError, EOFError, ValueError, AssertionError, tarfile.TarError) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise UserError(
+                f"--data-root {root}: {name} is missing or incomplete and could not be downloaded ({reason}); "
+                f"put these files in that folder: {self.expected}"
+            ) from error
+        finally:
+            socket.setdefaulttimeout(timeout)
+            if lock is not None:
+                lock.release()
 
 
 def _lock(root: Path, name: str) -> Lock | None:
+    """Lock a folder while a data set is downloaded; return None if the folder is read-only, which needs no lock."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         return Lock(root, f".lock-{name}", wait_seconds=math.inf)
-    except OSError:  # nothing can be downloaded into a read-only folder, so it needs no lock
+    except OSError:
         return None
-
-
-@contextmanager
-def _silence_limit() -> Iterator[None]:
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(SILENCE_LIMIT_SECONDS)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)

@@ -17,7 +17,7 @@ from paceline.contracts.recipe import Batch
 from paceline.core.host import free_host_bytes
 from paceline.core.ordered_map import num_cores
 from paceline.core.terminal import Counter
-from paceline.data.source import Source, decodes, has_one_size, sizes_of
+from paceline.data.source import Source, has_one_size, sizes_of
 from paceline.data.stream import IMAGE_TYPES, Tickets, channels_first, corners, in_order, stored
 from paceline.data.worker_pool import BATCHES_PER_WORKER, WorkerPool
 
@@ -59,7 +59,7 @@ def read_in_order(
     generator to stop them early. `bytes_per_batch` is reduced for many workers, and the number of workers for large
     samples, so that they do not need more memory.
     """
-    num_workers = num_workers if decodes(source) else 0
+    num_workers = num_workers if source.decodes else 0
     needed = bytes_needed(source)
     if num_workers:
         num_workers = max(1, min(num_workers, LARGE_BYTES_WAITING // (BATCHES_PER_WORKER * _largest(source, needed))))

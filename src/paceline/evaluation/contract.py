@@ -1,18 +1,16 @@
-"""Evaluators reduce predictions to sums, and these to metrics, for whole images or over their regions."""
+"""Evaluators reduce predictions to sums, and these to metrics."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from paceline.config.resolve import Config
 from paceline.config.settings import RunSettings
-from paceline.contracts.data_spec import PixelFormat
 from paceline.contracts.recipe import Batch, DataSpec, Recipe
 from paceline.core.files import Lock
 from paceline.core.registry import load_class
@@ -70,7 +68,7 @@ class Case:
 class Evaluator:
     """Computes metrics from predictions. Subclass it in a separate file.
 
-    The file name is the name of the evaluator; a recipe selects it with `Recipe.evaluator`. Implement `update`, `sums`
+    The file name is the name of the evaluator; a recipe selects it with `Recipe.evaluation`. Implement `update`, `sums`
     and `results`. The sums are added across ranks before they are passed to `results`, so a metric does not depend on
     the number of devices.
 
@@ -105,11 +103,11 @@ class Evaluator:
         # confident.py
         from my_recipe import MyRecipe
 
-        from paceline import Best
+        from paceline import Evaluation
 
 
         class Confident(MyRecipe):
-            evaluator, best = "./confidence.py", Best("validation/confidence")
+            evaluation = Evaluation("./confidence.py", best="validation/confidence")
         ```
 
         `my_recipe.py` is the example file of `Recipe`.
@@ -190,35 +188,5 @@ class Evaluator:
 
 def is_classifier(recipe_class: type[Recipe]) -> bool:
     """Return whether a recipe is a classifier, as declared by its evaluator."""
-    return bool(recipe_class.evaluator) and load_class("evaluator", recipe_class.evaluator, Evaluator).classifies
-
-
-class Quality(NamedTuple):
-    """The metrics of a whole image."""
-
-    psnr: float
-    ssim: float
-
-
-class MeasuredByRegion(ABC):
-    """An evaluator that compares images with their targets by PSNR and SSIM."""
-
-    pixels: PixelFormat
-    border: int  # number of pixels at each edge that are ignored
-
-    @property
-    @abstractmethod
-    def compared(self) -> tuple[str, ...]:
-        """The names of the images that may be compared with a target."""
-
-    @abstractmethod
-    def pairs(self, prediction: dict[str, Tensor], batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return the levels of each predicted image and of its target, in a region."""
-
-    @abstractmethod
-    def add_region(self, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """Add a region to the sums that do not depend on other regions; regions do not overlap."""
-
-    @abstractmethod
-    def add_image(self, qualities: Mapping[str, Quality]) -> None:
-        """Add the metrics of a whole image, by the name of the compared image."""
+    name = recipe_class.evaluation.evaluator
+    return bool(name) and load_class("evaluator", name, Evaluator).classifies

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -13,10 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.config.settings import RunSettings
 from paceline.contracts.data_spec import EIGHT_BITS, LUMA, PixelFormat
+from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError, describe_error
 from paceline.data.source import sizes_of
-from paceline.evaluation.contract import Case
+from paceline.evaluation.contract import Case, Evaluator
 from paceline.images.resample import bicubic
 from paceline.models.features import has_lpips, load_lpips
 
@@ -43,6 +45,43 @@ def check_sizes(case: Case, border: int = 0) -> None:
             f"{case.source.name_of(worst)}: a side of {sides[worst]} pixels is too short to compare: SSIM needs "
             f"{WINDOW} pixels, but only {left[worst]} can be used; remove the image from the {case.split} split"
         )
+
+
+class ImageEvaluator(Evaluator):
+    """Compares images with their targets by PSNR and SSIM, as a whole or by region."""
+
+    compared: tuple[str, ...]  # the names of the images that may be compared with a target
+    metrics: tuple[str, ...] = ("psnr", "ssim")
+    border = 0  # number of pixels at each edge that are ignored
+
+    def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
+        super().__init__(case, spec, device, settings)
+        self.pixels = case.source.spec.pixel_format
+        # For each compared image: the sum of each metric, and the number of images.
+        self.table = torch.zeros(len(self.compared), len(self.metrics) + 1, dtype=torch.float64, device=device)
+
+    def pairs(self, prediction: dict[str, Tensor], batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the levels of each predicted image and of its target, in a region."""
+        raise NotImplementedError
+
+    def add_region(self, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Add a region to the sums that do not depend on other regions; regions do not overlap."""
+
+    def add_images(self, name: str, values: Sequence[Tensor]) -> None:
+        """Add whole images, given the first metrics of each; the others are 0."""
+        unknown = len(self.metrics) - len(values)
+        rows = [*values, *[torch.zeros_like(values[0])] * unknown, torch.ones_like(values[0])]
+        self.table[self.compared.index(name)] += torch.stack(rows).sum(dim=1).to(self.table.device)
+
+    def means(self, sums: Tensor) -> dict[str, dict[str, float]]:
+        """Return the mean of each metric and the number of images ("count"), by the names of the compared images."""
+        rows = zip(self.compared, sums.view(len(self.compared), -1).tolist(), strict=True)
+        measured = {name: row for name, row in rows if row[-1]}
+        assert measured, "cannot compute the PSNR of an empty split"
+        return {
+            name: {metric: total / count for metric, total in zip(self.metrics, totals, strict=True)} | {"count": count}
+            for name, (*totals, count) in measured.items()
+        }
 
 
 def to_levels(images: Tensor, pixels: PixelFormat = EIGHT_BITS) -> Tensor:

@@ -151,17 +151,23 @@ def inception_score(counts: Tensor, likelihoods: Tensor, negative_entropies: Ten
 NUM_SPLITS = 10  # groups of images for the Inception Score
 
 
+MAX_BYTES = 4 * 2**30  # of the sums of products by class, which need num_labels · num_features² numbers
+CLASS_FID = "FID:"  # followed by the name of the class
+MIN_IMAGES = 2  # a covariance needs at least two images
+
+
 class Layout(NamedTuple):
     """The numbers of samples, features and classes, which determine the shapes of the sums."""
 
     total: int  # expected number of samples
     num_features: int
-    num_classes: int
+    num_classes: int  # number of logits; 0 if there are none
     num_rows: int  # number of samples, counted from the first, whose features are kept
+    num_labels: int = 0  # number of classes whose features are also summed separately
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the sums by name, in order."""
-        return {
+        shapes: dict[str, tuple[int, ...]] = {
             "count": (1,),
             "sum": (self.num_features,),
             "products": (self.num_features, self.num_features),
@@ -170,11 +176,57 @@ class Layout(NamedTuple):
             "likelihoods": (NUM_SPLITS, self.num_classes),
             "negative_entropies": (NUM_SPLITS,),
         }
+        by_class = {f"class_{name}": (self.num_labels, *shapes[name]) for name in ("count", "sum", "products")}
+        return shapes | by_class if self.num_labels else shapes
 
-    @property
-    def num_values(self) -> int:
-        """The length of the vector of all sums."""
-        return sum(prod(shape) for shape in self.shapes().values())
+
+class FeatureSums:
+    """Sums features in float64. Samples are identified by position, so sums do not depend on the number of ranks."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        if 8 * layout.num_labels * layout.num_features**2 > MAX_BYTES:
+            raise UserError(
+                f"per_class=on: too many classes ({layout.num_labels:,}) for {layout.num_features:,} features; "
+                "use per_class=off"
+            )
+        self.layout = layout
+        self.parts = {
+            name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in layout.shapes().items()
+        }
+        # The extra row receives all samples that are not kept, so that the host need not wait for the device.
+        self.rows = torch.zeros(layout.num_rows + 1, layout.num_features, dtype=torch.float64, device=device)
+
+    def add(self, features: Features, position: Tensor, label: Tensor | None = None) -> None:
+        """Add a batch. The position of a sample is its index among all samples."""
+        vectors, parts = features.vectors.double(), self.parts
+        parts["count"] += len(vectors)
+        parts["sum"] += vectors.sum(dim=0)
+        parts["products"] += vectors.T @ vectors
+        self.rows.index_copy_(0, position.clamp_max(self.layout.num_rows), vectors)
+        if features.logits is not None:
+            likelihood = features.logits.double().softmax(dim=1)
+            splits = torch.arange(NUM_SPLITS, device=position.device)
+            member = (splits[:, None] == position * NUM_SPLITS // self.layout.total).double()
+            parts["split_counts"] += member.sum(dim=1)
+            parts["likelihoods"] += member @ likelihood
+            parts["negative_entropies"] += member @ torch.special.xlogy(likelihood, likelihood).sum(dim=1)
+        for number in range(self.layout.num_labels):  # in turn, so that the host need not wait for the device
+            assert label is not None
+            is_member = label == number
+            chosen = vectors * is_member[:, None]
+            parts["class_count"][number] += is_member.sum()
+            parts["class_sum"][number] += chosen.sum(0)
+            parts["class_products"][number] += chosen.T @ vectors
+
+    def flat(self) -> Tensor:
+        """Return all sums as one vector."""
+        return torch.cat([part.flatten() for part in (self.parts | {"rows": self.rows[:-1]}).values()])
+
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        """Split a vector like that of `flat` into sums by name."""
+        shapes = self.layout.shapes()
+        pieces = torch.split(flat, [prod(shape) for shape in shapes.values()])
+        return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -195,133 +247,30 @@ def statistics_from(sums: dict[str, Tensor]) -> Statistics:
     return Statistics(count, mean, covariance, sums["rows"])
 
 
-MAX_BYTES = 4 * 2**30  # of the sums of products, which need num_classes · num_features² numbers
-CLASS_FID = "FID:"  # followed by the name of the class
-MIN_IMAGES = 2  # a covariance needs at least two images
-
-
-@dataclass(frozen=True)
-class ClassStatistics:
-    """The features of the images of one class."""
-
-    count: int
-    mean: Tensor
-    covariance: Tensor
-
-
-class ClassSums:
-    """Sums features in float64, separately for each class."""
-
-    def __init__(self, num_classes: int, num_features: int, device: torch.device) -> None:
-        self.shapes = (num_classes,), (num_classes, num_features), (num_classes, num_features, num_features)
-        if 8 * num_classes * num_features**2 > MAX_BYTES:
-            raise UserError(
-                f"per_class=on: too many classes ({num_classes:,}) for {num_features:,} features; use per_class=off"
-            )
-        self.parts = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in self.shapes]
-
-    def add(self, vectors: Tensor, label: Tensor) -> None:
-        """Add a batch of feature vectors with their classes."""
-        vectors = vectors.double()
-        counts, sums, products = self.parts
-        for number in range(len(counts)):  # one class after the other, so that the host need not wait for the device
-            chosen = vectors * (label == number)[:, None]
-            counts[number] += (label == number).sum()
-            sums[number] += chosen.sum(0)
-            products[number] += chosen.T @ vectors
-
-    def flat(self) -> Tensor:
-        """Return all sums as one vector."""
-        return torch.cat([part.flatten() for part in self.parts])
-
-    def statistics(self, flat: Tensor) -> list[ClassStatistics]:
-        """Return the mean and the unbiased covariance of each class, given the sums over all ranks.
-
-        They are not finite for a class with fewer than `MIN_IMAGES` images.
-        """
-        pieces = torch.split(flat, [part.numel() for part in self.parts])
-        counts, sums, products = (piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True))
-        means = sums / counts[:, None]
-        covariances = products - counts[:, None, None] * means[:, :, None] * means[:, None]
-        numbers = map(int, counts.tolist())
-        return list(map(ClassStatistics, numbers, means, covariances / (counts - 1)[:, None, None]))
-
-
-class FeatureSums:
-    """Sums features in float64. Samples are identified by position, so sums do not depend on the number of ranks."""
-
-    def __init__(self, layout: Layout, device: torch.device, by_class: ClassSums | None = None) -> None:
-        """Prepare the sums; with `by_class`, features are also summed for each class."""
-        self.layout, self.by_class = layout, by_class
-        self.parts = {
-            name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in layout.shapes().items()
-        }
-        # The extra row receives all samples that are not kept, so that the host need not wait for the device.
-        self.rows = torch.zeros(layout.num_rows + 1, layout.num_features, dtype=torch.float64, device=device)
-
-    def add(self, features: Features, position: Tensor, label: Tensor | None = None) -> None:
-        """Add a batch. The position of a sample is its index among all samples."""
-        if self.by_class:
-            assert label is not None
-            self.by_class.add(features.vectors, label)
-        vectors = features.vectors.double()
-        self.parts["count"] += len(vectors)
-        self.parts["sum"] += vectors.sum(dim=0)
-        self.parts["products"] += vectors.T @ vectors
-        self.rows.index_copy_(0, position.clamp_max(self.layout.num_rows), vectors)
-        if features.logits is not None:
-            likelihood = features.logits.double().softmax(dim=1)
-            splits = torch.arange(NUM_SPLITS, device=position.device)
-            member = (splits[:, None] == position * NUM_SPLITS // self.layout.total).double()
-            self.parts["split_counts"] += member.sum(dim=1)
-            self.parts["likelihoods"] += member @ likelihood
-            self.parts["negative_entropies"] += member @ torch.special.xlogy(likelihood, likelihood).sum(dim=1)
-
-    def flat(self) -> Tensor:
-        """Return all sums as one vector, followed by those of the classes."""
-        parts = self.parts | {"rows": self.rows[:-1]}
-        by_class = [self.by_class.flat()] if self.by_class else []
-        return torch.cat([part.flatten() for part in parts.values()] + by_class)
-
-    def split(self, flat: Tensor) -> tuple[dict[str, Tensor], list[ClassStatistics]]:
-        """Split a vector like that of `flat` into the sums by name and the statistics of each class."""
-        whole, by_class = flat.tensor_split([self.layout.num_values])
-        return unflatten(whole, self.layout), self.by_class.statistics(by_class) if self.by_class else []
-
-
-def unflatten(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
-    """Split a vector returned by `flat` into sums by name."""
-    shapes = layout.shapes()
-    pieces = torch.split(flat, [prod(shape) for shape in shapes.values()])
-    return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
-
-
-@dataclass(frozen=True)
-class ClassDistances:
-    """The FID of each class with enough images, and the names of the other classes."""
-
-    by_name: dict[str, float]
-    missing: tuple[str, ...]
-
-    def metrics(self) -> dict[str, float]:
-        """Return the FID of each class, and their mean; nothing if no class has enough images."""
-        if not self.by_name:
-            return {}
-        mean = sum(self.by_name.values()) / len(self.by_name)
-        return {"FID_by_class": mean, **{f"{CLASS_FID}{name}": value for name, value in self.by_name.items()}}
+def class_statistics_from(sums: dict[str, Tensor]) -> list[Statistics]:
+    """Compute the statistics of each class without rows; they are not finite for fewer than `MIN_IMAGES` images."""
+    counts, products = sums["class_count"], sums["class_products"]
+    means = sums["class_sum"] / counts
+    covariances = (products - counts[..., None] * means[:, :, None] * means[:, None]) / (counts - 1)[..., None]
+    return [Statistics(*values, rows=means[:0]) for values in zip(counts, means, covariances, strict=True)]
 
 
 def distances_by_class(
-    real: Sequence[ClassStatistics], made: Sequence[ClassStatistics], names: Sequence[str]
-) -> ClassDistances:
-    """Return the FID of each class with at least `MIN_IMAGES` real and as many generated images."""
-    found, missing = {}, []
+    real: Sequence[Statistics], made: Sequence[Statistics], names: Sequence[str]
+) -> tuple[dict[str, float], list[str]]:
+    """Return the FID of each class with at least `MIN_IMAGES` real and generated images, and the other classes.
+
+    The mean over the classes comes first; nothing is returned if no class has enough images.
+    """
+    distances, missing = {}, []
     for name, of_real, of_made in zip(names, real, made, strict=True):
         if min(of_real.count, of_made.count) < MIN_IMAGES:
             missing.append(name)
         else:
-            found[name] = frechet_distance(of_real.mean, of_real.covariance, of_made.mean, of_made.covariance)
-    return ClassDistances(found, tuple(missing))
+            distance = frechet_distance(of_real.mean, of_real.covariance, of_made.mean, of_made.covariance)
+            distances[f"{CLASS_FID}{name}"] = distance
+    mean = {"FID_by_class": sum(distances.values()) / len(distances)} if distances else {}
+    return mean | distances, missing
 
 
 _not_stored: dict[Path, Statistics] = {}  # the last statistics that could not be written, for this process only

@@ -21,7 +21,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.core.host import free_host_bytes
-from paceline.images.integrity import HAS_SLICES, IMAGE_DEPTH, check_length, is_tiff, load_undamaged
+from paceline.images import tiff
+from paceline.images.integrity import check_length, load_undamaged
 
 FORMATS = (
     *("JPEG", "MPO", "PNG", "WEBP", "AVIF", "JPEG2000", "TIFF", "GIF", "BMP", "QOI", "PPM"),
@@ -56,7 +57,7 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
-def to_array(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> NDArray[Any]:
+def to_array(image: Image.Image, convert: Callable[[Image.Image], Image.Image] = lambda strip: strip) -> NDArray[Any]:
     """Return an image as an array [h, w, c]; `convert` is called for strips, since a converted copy may be large."""
     rows = max(1, STRIP_PX // image.width)
     whole: NDArray[Any] | None = None
@@ -77,9 +78,8 @@ def to_pillow(pixels: NDArray[Any]) -> Image.Image:
 
 PNG_DEPTH_AT = 24  # position of the bit depth in a PNG header
 PNG_GREY_AND_ALPHA = 4  # a colour type in a PNG header
-BITS_PER_SAMPLE = 258  # TIFF tag
-START_OF_CODESTREAM, CODESTREAM_BOX = b"\xff\x4f\xff\x51", b"jp2c"  # in JPEG 2000 files
-BITS_AT = 42  # from the start of a codestream to the number of bits of its first channel
+START_OF_CODESTREAM = b"\xff\x4f\xff\x51"  # in JPEG 2000 files
+BITS_AT = 38  # the position after it of the number of bits of the first channel
 
 
 def loses_bits(image: Image.Image, file: IO[bytes]) -> bool:
@@ -87,55 +87,22 @@ def loses_bits(image: Image.Image, file: IO[bytes]) -> bool:
     if image.mode in (*SIXTEEN_BIT_MODES, *UNBOUNDED_MODES):
         return False
     if image.format == "PNG":
-        with _from_start(file):
+        with tiff.from_start(file):
             return file.read(PNG_DEPTH_AT + 1)[PNG_DEPTH_AT:] == b"\x10"
     if image.format == "JPEG2000":
-        with _from_start(file):
-            return _jpeg_2000_bits(file) > 8
+        with tiff.from_start(file):
+            codestream = file.read().partition(START_OF_CODESTREAM)[2]
+        return len(codestream) > BITS_AT and codestream[BITS_AT] & 127 >= 8  # the number of bits less one
     if image.format == "PPM":
         largest = image.tile[0][3][-1]  # type: ignore[attr-defined]  # of 8 bits: the name of a mode
         return isinstance(largest, int) and largest > 255
-    return any(bits > 8 for bits in _tiff_tags(image).get(BITS_PER_SAMPLE, ()))
+    return any(bits > 8 for bits in _tiff_tags(image).get(tiff.BITS_PER_SAMPLE, ()))
 
 
 def png_colour_type(file: IO[bytes]) -> int:
     """Return the colour type in a PNG's header; the file position is preserved."""
-    with _from_start(file):
+    with tiff.from_start(file):
         return file.read(PNG_DEPTH_AT + 2)[-1]
-
-
-@contextmanager
-def _from_start(file: IO[bytes]) -> Iterator[None]:
-    """Seek to the start of a file, and restore the file position at the end of the `with` block."""
-    position = file.tell()
-    file.seek(0)
-    try:
-        yield
-    finally:
-        file.seek(position)
-
-
-def _jpeg_2000_bits(file: IO[bytes]) -> int:
-    """Return the bit depth of the first channel of a JPEG 2000 file; 0 if it is unknown."""
-    if file.read(4) != START_OF_CODESTREAM:  # the codestream is in a box
-        file.seek(0)
-        while True:
-            header = file.read(8)
-            if len(header) < 8:
-                return 0
-            length, kind = struct.unpack(">I4s", header)
-            read = 8
-            if length == 1:  # the length is stored in 64 bits
-                length, read = int.from_bytes(file.read(8), "big"), 16
-            if kind == CODESTREAM_BOX:
-                file.seek(4, 1)
-                break
-            if length < read:
-                return 0
-            file.seek(length - read, 1)
-    file.seek(BITS_AT - 4, 1)
-    stored = file.read(1)
-    return (stored[0] & 127) + 1 if stored else 0
 
 
 # Compressions of TIFF files that Pillow can decode.
@@ -166,9 +133,8 @@ def _unsupported(page: Any, *, is_big_endian_bigtiff: bool) -> str:
 
 PIXEL_LIMIT = 89_000_000
 # Bytes per pixel of a decoded Pillow image, and of the array that it is converted to. Other modes: as for RGB.
-PILLOW_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2}
-ARRAY_BYTES = {"1": 1, "L": 1, "I;16": 2, "I;16B": 2, "I;16L": 2}
-RGB_PILLOW_BYTES, RGB_ARRAY_BYTES = 4, 3
+BYTES = {"1": (1, 1), "L": (1, 1), "P": (1, 3), **dict.fromkeys(SIXTEEN_BIT_MODES, (2, 2))}
+RGB_BYTES = (4, 3)
 PILLOW_IMAGES = 2  # the image as it is stored, and upright
 TRANSPARENCY_BYTES = 5  # a copy with an alpha channel, and the alpha channel alone
 DECODER_BYTES = {"WEBP": 8, "AVIF": 12, "JPEG2000": 16, "TIFF": 12}  # per pixel, while the file is decoded
@@ -212,13 +178,12 @@ def decoded_alone(image: Image.Image) -> AbstractContextManager[Any]:
 
 def decoding_bytes(image: Image.Image) -> int:
     """Return the memory that an opened image needs while it is decoded and converted to an array."""
-    stored = PILLOW_BYTES.get(image.mode, RGB_PILLOW_BYTES)
+    stored, array = BYTES.get(image.mode, RGB_BYTES)
     decoder = DECODER_BYTES.get(image.format or "", 0)
     if image.info.get("progressive"):
         decoder = PROGRESSIVE_BYTES
     transparency = TRANSPARENCY_BYTES if image.has_transparency_data else 0
-    per_px = PILLOW_IMAGES * stored + transparency + ARRAY_BYTES.get(image.mode, RGB_ARRAY_BYTES) + decoder
-    return image.width * image.height * per_px
+    return image.width * image.height * (PILLOW_IMAGES * stored + transparency + array + decoder)
 
 
 def unlimited(image: Image.Image) -> str:
@@ -234,10 +199,8 @@ def _is_huge(image: Image.Image) -> bool:
 warnings.filterwarnings("ignore", module=r"PIL\.")
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # hides messages about damaged metadata
 ANIMATED_FORMATS = ("GIF", "PNG", "WEBP", "AVIF")  # in other formats, several images in a file are pages or previews
-ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF tag, and the values that swap height and width
+SIDEWAYS = (5, 6, 7, 8)  # values of ORIENTATION, in TIFF tags and EXIF, that swap height and width
 TURNED = (2, 3, 4, *SIDEWAYS)  # values of ORIENTATION for images that are not upright
-WIDTH, HEIGHT, PHOTOMETRIC, PLANES, EXTRA_SAMPLES, SAMPLE_FORMAT = 256, 257, 262, 284, 338, 339
-WHITE_IS_ZERO, SEPARATE, PREMULTIPLIED, SIGNED = 0, 2, 1, 2  # values of these TIFF tags, except the first three
 WHITE_16 = 65535  # the value of white in 16-bit images
 
 
@@ -298,10 +261,10 @@ def upright_size(path: Path | bytes, *, full_depth: bool = False, limit: SizeLim
         if full_depth:
             _check_depth(image, file)
         tags = _tiff_tags(image)  # some versions of Pillow have already swapped the sides of a rotated TIFF
-        height, width = tags.get(HEIGHT, image.height), tags.get(WIDTH, image.width)
+        height, width = tags.get(tiff.HEIGHT, image.height), tags.get(tiff.WIDTH, image.width)
         # Call getexif() of the base class, because PNG's getexif() decodes the entire file. As a result, EXIF metadata
         # at the end of a PNG is ignored.
-        turned = Image.Image.getexif(image).get(ORIENTATION) in SIDEWAYS
+        turned = Image.Image.getexif(image).get(tiff.ORIENTATION) in SIDEWAYS
         return (width, height) if turned else (height, width)
 
 
@@ -315,22 +278,25 @@ def decode(path: Path | bytes, limit: SizeLimit = pixel_limit) -> Image.Image:
 def decode_unless_tiff(path: Path | bytes) -> Image.Image | None:
     """Decode a file like `decode`, but return None if it is a TIFF; the file is opened only once."""
     with reporting(path), open_file(path) as file:
-        if is_tiff(file):
+        if tiff.is_tiff(file):
             return None
         with _accepted(file, pixel_limit) as image:
             load_undamaged(image, file)
             return plain_image(image)
 
 
-def decode_full_depth(path: Path | bytes) -> NDArray[np.uint8 | np.uint16]:
+def decode_full_depth(
+    path: Path | bytes, limit: SizeLimit = pixel_limit, *, may_lose_bits: bool = False
+) -> NDArray[np.uint8 | np.uint16]:
     """Decode the grey or RGB image in a file to [h, w, 1 or 3]; grey images keep their 16 bits."""
-    with opened(path) as (image, file):
-        _check_depth(image, file)
+    with opened(path, limit) as (image, file):
+        if not may_lose_bits:
+            _check_depth(image, file)
         load_undamaged(image, file)
         upright = turn_upright(image)
-        deep = upright.mode in SIXTEEN_BIT_MODES
-        array = np.asarray(upright).astype(np.uint16) if deep else np.asarray(to_eight_bits(upright))
-        return array[..., np.newaxis] if array.ndim == 2 else array
+        if upright.mode in SIXTEEN_BIT_MODES:
+            return to_array(upright).astype(np.uint16, copy=False)
+        return to_array(upright, to_eight_bits)
 
 
 def stored_pixels(path: Path | bytes) -> tuple[int, str]:
@@ -362,19 +328,19 @@ def turn_upright(image: Image.Image) -> Image.Image:
     if _is_deep_pgm(image):
         return Image.fromarray(np.asarray(image).astype(np.uint16))
     tags = _tiff_tags(image)
-    if SIGNED in tags.get(SAMPLE_FORMAT, ()) and image.mode not in UNBOUNDED_MODES:
+    if tiff.SIGNED in tags.get(tiff.SAMPLE_FORMAT, ()) and image.mode not in UNBOUNDED_MODES:
         # Pillow reads signed values as unsigned ones, so that negative values become bright.
         raise BadImage("signed pixels have no defined white level; save the image as uint8 or uint16")
-    bits = max(tags.get(BITS_PER_SAMPLE, (8,)))
-    in_planes = tags.get(PLANES) == SEPARATE and len(image.getbands()) > 1
+    bits = max(tags.get(tiff.BITS_PER_SAMPLE, (8,)))
+    in_planes = tags.get(tiff.PLANES) == tiff.SEPARATE and len(image.getbands()) > 1
     if bits > 8 and in_planes and image.info.get("compression") == "raw":
         # Pillow would decode these pixels incorrectly.
         raise BadImage(
             f"{bits}-bit colours in separate planes are not supported; save the image with interleaved channels"
         )
     image.load()
-    upright = ImageOps.exif_transpose(image) if image.getexif().get(ORIENTATION) in TURNED else image
-    negative = tags.get(PHOTOMETRIC) == WHITE_IS_ZERO
+    upright = ImageOps.exif_transpose(image) if image.getexif().get(tiff.ORIENTATION) in TURNED else image
+    negative = tags.get(tiff.PHOTOMETRIC) == tiff.WHITE_IS_ZERO
     if upright.mode not in SIXTEEN_BIT_MODES or not (negative or 8 < bits < 16):
         return upright
     values = np.asarray(upright).astype(np.uint32) * WHITE_16 // (2**bits - 1)
@@ -446,10 +412,10 @@ def _check_still(image: Image.Image) -> None:
 
 def _check_planes(image: Image.Image) -> None:
     tags = _tiff_tags(image)
-    if tags.get(IMAGE_DEPTH, 1) != 1:
-        raise BadImage(HAS_SLICES)
-    in_planes = tags.get(PLANES) == SEPARATE and image.info.get("compression") == "raw"
-    if in_planes and image.mode == "RGBA" and PREMULTIPLIED in tags.get(EXTRA_SAMPLES, ()):
+    if tags.get(tiff.IMAGE_DEPTH, 1) != 1:
+        raise BadImage(tiff.HAS_SLICES)
+    in_planes = tags.get(tiff.PLANES) == tiff.SEPARATE and image.info.get("compression") == "raw"
+    if in_planes and image.mode == "RGBA" and tiff.PREMULTIPLIED in tags.get(tiff.EXTRA_SAMPLES, ()):
         raise BadImage(
             "premultiplied transparency in separate planes is not supported; save the image with interleaved channels"
         )
@@ -459,16 +425,21 @@ def _tiff_tags(image: Image.Image) -> Mapping[int, Any]:
     return image.tag_v2 if image.format == "TIFF" else {}  # type: ignore[attr-defined]
 
 
-def to_eight_bits(image: Image.Image) -> Image.Image:
-    """Return a copy in 8-bit grey or RGB, with transparent pixels blended over white."""
-    if image.mode in SIXTEEN_BIT_MODES:
-        values = np.asarray(image).astype(np.uint32)
-        return Image.fromarray(((values * 255 + WHITE_16 // 2) // WHITE_16).astype(np.uint8))
+def check_bounded(image: Image.Image) -> None:
+    """Raise BadImage for an image whose pixels have no defined white level."""
     if image.mode in UNBOUNDED_MODES:
         raise BadImage(
             f"signed or 32-bit pixels (mode {image.mode}) have no defined white level; "
             "save the image with 8 or 16 bits per channel"
         )
+
+
+def to_eight_bits(image: Image.Image) -> Image.Image:
+    """Return a copy in 8-bit grey or RGB, with transparent pixels blended over white."""
+    if image.mode in SIXTEEN_BIT_MODES:
+        values = np.asarray(image).astype(np.uint32)
+        return Image.fromarray(((values * 255 + WHITE_16 // 2) // WHITE_16).astype(np.uint8))
+    check_bounded(image)
     if image.has_transparency_data:
         colours = image.convert("RGBA")
         white = Image.new("RGBA", colours.size, "white")

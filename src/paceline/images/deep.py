@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -17,18 +17,22 @@ from PIL import Image, ImageSequence, UnidentifiedImageError
 
 from paceline.contracts.data_spec import LUMA, MAX_CHANNELS, WHITE, PixelFormat
 from paceline.core.registry import is_installed
-from paceline.images.decode import (
+from paceline.images.decode import PIXEL_LIMIT, WHITE_16, BadImage, decode_full_depth, open_file, reporting
+from paceline.images.tiff import (
+    ALPHA,
     BITS_PER_SAMPLE,
+    DEFLATE,
+    FLOAT_PREDICTOR,
+    GREY,
     ORIENTATION,
-    PIXEL_LIMIT,
     PREMULTIPLIED,
-    WHITE_16,
-    BadImage,
-    decode_full_depth,
-    open_file,
-    reporting,
+    RGB,
+    SAMPLES_PER_PIXEL,
+    WHITE_IS_ZERO,
+    check_directories,
+    check_expansion,
+    is_tiff,
 )
-from paceline.images.integrity import DEFLATE, check_directories, check_expansion, is_tiff
 
 
 def turn(array: NDArray[Any], orientation: int) -> NDArray[Any]:
@@ -43,10 +47,9 @@ MAX_BYTES = 2**31  # maximum size of a decoded image
 PLANE_TYPES = ("uint8", "uint16", "int8", "int16", "float16", "float32", "float64")
 CODECS = "imagecodecs"  # the package with which tifffile decodes all other compressions
 BUILT_IN = (1, 32773, *DEFLATE)  # compressions that tifffile decodes itself; 1 is none and 32773 is PackBits
-FLOAT_PREDICTOR = 3
 UNKNOWN_COLOURS = 33004  # a compression, JPEG 2000, for which libvips labels YCbCr as RGB, and other programs do not
 SLACK_BYTES = 2**16
-COLOURS, ALPHA = 3, (1, 2)  # number of colours, and the kinds of extra samples that are transparency
+COLOURS = 3  # their number
 PLANES_ELSEWHERE = "its OME metadata describes planes that are not in the file; save all planes in one file"
 FIRST_IMAGE_LATER = (
     "its metadata names an image on a later page as the first; save a file that contains only the image to be read"
@@ -54,7 +57,6 @@ FIRST_IMAGE_LATER = (
 NOT_COLOURS = "its 3 planes are depths, times or positions, not colours; save one file per plane"
 CHANNEL_AXES = {"C", "S", "I", "Q"}  # tifffile's names for channels, samples, and undeclared pages
 READ_FIRST_PAGE = "use --set channels=1 or channels=3 to read only the first page"
-BLACK_OR_WHITE_IS_ZERO = (tifffile.PHOTOMETRIC.MINISWHITE, tifffile.PHOTOMETRIC.MINISBLACK)
 
 
 class UnusablePlanes(BadImage):
@@ -110,7 +112,7 @@ def read_planes(path: Path | bytes) -> tuple[PlanesHeader, NDArray[Any]] | None:
         else:
             array = array[..., np.newaxis]
         colours, alpha = array[..., : header.channels], array[..., header.channels :]
-        if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and array.dtype.kind == "u":
+        if page.photometric == WHITE_IS_ZERO and array.dtype.kind == "u":
             colours = np.iinfo(array.dtype).max - colours
         array = _over_white(colours, alpha, page.extrasamples[0] == PREMULTIPLIED) if alpha.size else colours
         return header, np.ascontiguousarray(turn(array, _orientation(page)))
@@ -155,7 +157,7 @@ def first_series(tiff: tifffile.TiffFile) -> tifffile.TiffPageSeries:
 
 def check_colours(page: Any) -> None:
     """Raise UnusablePlanes if a page has three colours and the file does not state whether they are RGB or YCbCr."""
-    is_grey = page.photometric in BLACK_OR_WHITE_IS_ZERO
+    is_grey = page.photometric in (WHITE_IS_ZERO, GREY)
     if page.compression == UNKNOWN_COLOURS and page.samplesperpixel == COLOURS and not is_grey:
         raise UnusablePlanes(
             "colours with JPEG 2000 compression 33004 may be RGB or YCbCr, and the file does not state which; "
@@ -168,8 +170,8 @@ def _header(tiff: tifffile.TiffFile) -> PlanesHeader | None:
     page, (axes, shape) = series.keyframe, _squeezed(series)
     check_colours(page)
     samples = int(shape[axes.index("S")]) if "S" in axes else 1
-    is_colour = page.photometric == tifffile.PHOTOMETRIC.RGB
-    if page.photometric not in (*BLACK_OR_WHITE_IS_ZERO, tifffile.PHOTOMETRIC.RGB) or page.dtype is None:
+    is_colour = page.photometric == RGB
+    if page.photometric not in (WHITE_IS_ZERO, GREY, RGB) or page.dtype is None:
         return None  # palettes, CMYK, Lab and YCbCr, which Pillow reads
     if page.bitspersample != page.dtype.itemsize * 8:
         if len(axes) == 2 or (is_colour and len(axes) == 3 and "S" in axes):
@@ -351,11 +353,7 @@ class DeepImage:
         if channels == images.shape[-1] and (not side or side == images.shape[1] == images.shape[2]):
             return np.ascontiguousarray(images)
         arranged = (cls(image).with_channels(channels) for image in images)
-        return np.stack([(image.squared(side, pixels) if side else image).pixels for image in arranged])
-
-    def squared(self, side: int, pixels: PixelFormat) -> DeepImage:
-        """Centre-crop a square and resize it (bicubic); values stay within the range of the format."""
-        return self.fitted(side, side, pixels)
+        return np.stack([image.fitted(side, side, pixels).pixels for image in arranged])
 
     def fitted(self, height: int, width: int, pixels: PixelFormat) -> DeepImage:
         """Centre-crop to a shape and resize (bicubic); values stay within the range. If a side is 0, keep the size."""
@@ -439,16 +437,17 @@ class Ome:
         try:
             pixels = ElementTree.fromstring(text).find(".//{*}Pixels")
         except ElementTree.ParseError:
-            return cls()
+            pixels = None
         if pixels is None:
             return cls()
         names = tuple(channel.get("Name", "") for channel in pixels.findall("{*}Channel"))
-        units = (pixels.get("PhysicalSizeXUnit", "µm"), pixels.get("PhysicalSizeYUnit", "µm"))
+        named = cls(names if all(names) else ())
         try:
             size = float(pixels.attrib["PhysicalSizeX"]), float(pixels.attrib["PhysicalSizeY"])
-            return cls(names if all(names) else (), size, units, int(pixels.attrib["SizeX"]))
+            units = (pixels.get("PhysicalSizeXUnit", "µm"), pixels.get("PhysicalSizeYUnit", "µm"))
+            return replace(named, pixel_size=size, units=units, width_px=int(pixels.attrib["SizeX"]))
         except (KeyError, ValueError):
-            return cls(names if all(names) else ())
+            return named
 
     def for_result(self, channels: int, width_px: int) -> dict[str, Any]:
         """Return the metadata of a result, as tifffile expects it; the pixels of an enlarged result are smaller."""
@@ -462,18 +461,8 @@ class Ome:
         return found
 
 
-SAMPLES_PER_PIXEL = 277  # TIFF tag
-STRAIGHT = 2  # the kind of alpha channel with which colours are not premultiplied
 ROWS_AT_ONCE = 64  # rows that are divided by alpha at a time
 EXTRA_CHANNELS_IGNORED = "channels other than colours and transparency were ignored"
-
-
-class DeepColours(NamedTuple):
-    """A 16-bit colour image from a file, rotated upright."""
-
-    pixels: NDArray[np.uint16]  # shape [h, w, 3]
-    alpha: Image.Image | None
-    note: str
 
 
 def has_deep_colours(image: Image.Image) -> bool:
@@ -490,12 +479,15 @@ def has_extra_channels(image: Image.Image) -> bool:
     return is_rgb and image.tag_v2.get(SAMPLES_PER_PIXEL, 1) > COLOURS  # type: ignore[attr-defined]
 
 
-def read_deep_colours(path: Path, image: Image.Image) -> DeepColours | None:
-    """Return the first page of a TIFF if it is 16-bit RGB, else None; `image` is the same file opened by Pillow."""
+def read_deep_colours(path: Path, image: Image.Image) -> tuple[NDArray[np.uint16], Image.Image | None, str] | None:
+    """Return the pixels [h, w, 3] and alpha of the first page of a TIFF, with a note; None if it is not 16-bit RGB.
+
+    `image` is the same file opened by Pillow.
+    """
     try:
         with tifffile.TiffFile(path) as file:
             page = file.pages.first
-            if page.photometric != tifffile.PHOTOMETRIC.RGB or page.dtype != np.uint16:
+            if page.photometric != RGB or page.dtype != np.uint16:
                 return None
             array, axes, extra = page.asarray(), page.axes, page.extrasamples
     except Exception:  # for a damaged file or an unsupported compression, use Pillow
@@ -507,13 +499,13 @@ def read_deep_colours(path: Path, image: Image.Image) -> DeepColours | None:
     array = turn(array, image.getexif().get(ORIENTATION, 1))
     pixels = np.ascontiguousarray(array[..., :COLOURS])
     if array.shape[-1] == COLOURS:
-        return DeepColours(pixels, None, "")
-    if not extra or extra[0] not in (PREMULTIPLIED, STRAIGHT):
-        return DeepColours(pixels, None, EXTRA_CHANNELS_IGNORED)
+        return pixels, None, ""
+    if not extra or extra[0] not in ALPHA:
+        return pixels, None, EXTRA_CHANNELS_IGNORED
     alpha = array[..., COLOURS]
     if extra[0] == PREMULTIPLIED:
         _divide(pixels, alpha)
-    return DeepColours(pixels, Image.fromarray((alpha >> 8).astype(np.uint8)), "")
+    return pixels, Image.fromarray((alpha >> 8).astype(np.uint8)), ""
 
 
 def write_deep_colours(

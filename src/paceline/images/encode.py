@@ -23,8 +23,8 @@ from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.images.decode import (
     PNG_GREY_AND_ALPHA,
     SIXTEEN_BIT_MODES,
-    UNBOUNDED_MODES,
     BadImage,
+    check_bounded,
     decode_full_depth,
     loses_bits,
     memory_limit,
@@ -51,8 +51,9 @@ from paceline.images.deep import (
     write_deep_colours,
     write_planes,
 )
-from paceline.images.integrity import TIFF_SUFFIXES, check_checksums, load_undamaged
+from paceline.images.integrity import check_checksums, load_undamaged
 from paceline.images.regions.open_image import can_be_read_by_region
+from paceline.images.tiff import TIFF_SUFFIXES
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}  # by number of channels: grey, grey and alpha, RGB, RGBA
@@ -474,38 +475,27 @@ def _read_grey_or_colour(path: Path) -> ImageData:
             check_checksums(image, file)
             deep = read_deep_colours(path, image)
             if deep is not None:
-                return ImageData(deep.pixels, deep.alpha, profile, "; ".join(filter(None, (*notes, deep.note))))
+                pixels, alpha, note = deep
+                return ImageData(pixels, alpha, profile, "; ".join(filter(None, (*notes, note))))
             notes.append("16-bit colours were read as 8-bit: this kind of TIFF is not supported")
         elif has_extra_channels(image):
             notes.append(EXTRA_CHANNELS_IGNORED)
         else:
             # Pillow reads 16-bit grey with alpha as colour.
             grey = grey or (image.format == "PNG" and png_colour_type(file) == PNG_GREY_AND_ALPHA)
-            lost = _note_on_lost_bits(image, file, is_grey=grey)
-            notes += [lost] if lost else []
+            if loses_bits(image, file):
+                kind = "grey and alpha channels were" if grey else "colours were"
+                notes.append(f"16-bit {kind} read as 8-bit{'' if grey else '; use TIFF to keep 16 bits'}")
         load_undamaged(image, file)  # must come before reading EXIF, which loads a PNG and ignores all errors
         exif = portable_exif(image)
         image = turn_upright(image)
         if image.mode in SIXTEEN_BIT_MODES:
-            pixels = to_array(image, lambda strip: strip).astype(np.uint16, copy=False)
+            pixels = to_array(image).astype(np.uint16, copy=False)
             return ImageData(pixels, None, profile, "; ".join(notes), exif)
-        if image.mode in UNBOUNDED_MODES:
-            raise BadImage(
-                f"signed or 32-bit pixels (mode {image.mode}) have no defined white level; "
-                "save the image with 8 or 16 bits per channel"
-            )
+        check_bounded(image)
         alpha = None
         if image.has_transparency_data:
             image = image.convert("LA" if grey else "RGBA")
             alpha = image.getchannel("A")
         pixels = to_array(image, lambda strip: strip.convert("L" if grey else "RGB"))
         return ImageData(pixels, alpha, profile, "; ".join(notes), exif)
-
-
-def _note_on_lost_bits(image: Image.Image, file: IO[bytes], *, is_grey: bool) -> str:
-    """Return a note if Pillow reduces an image's bit depth, otherwise an empty string."""
-    if not loses_bits(image, file):
-        return ""
-    if is_grey:
-        return "16-bit grey and alpha channels were read as 8-bit"
-    return "16-bit colours were read as 8-bit; use TIFF to keep 16 bits"

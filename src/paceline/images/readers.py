@@ -14,7 +14,7 @@ from PIL import Image
 
 from paceline.config.flags import PixelSettings
 from paceline.config.settings import RunSettings
-from paceline.contracts.data_spec import EIGHT_BITS, DataSpec, PixelFormat
+from paceline.contracts.data_spec import EIGHT_BITS, PixelFormat
 from paceline.core.errors import UserError
 from paceline.core.text import printable
 from paceline.images.decode import (
@@ -70,7 +70,7 @@ class ImageReader(Protocol):
     def arrange(self, image: Any, side: int) -> NDArray[Any]:
         """Return the pixels [h, w, c] of a decoded image; unless `side` is 0, centre-crop a square and resize it."""
 
-    def from_region(self, pixels: NDArray[Any], found: RegionFormat) -> NDArray[Any]:
+    def from_region(self, pixels: NDArray[Any], stored: RegionFormat) -> NDArray[Any]:
         """Return the pixels [h, w, c] of a region; raise BadImage if they cannot be used."""
 
 
@@ -97,12 +97,12 @@ class EightBitReader:
     def arrange(self, image: Image.Image, side: int) -> NDArray[np.uint8]:
         return arrange_image(image, side, self.channels)
 
-    def from_region(self, pixels: NDArray[Any], found: RegionFormat) -> NDArray[Any]:
-        _check_region(found)
-        if found.channels not in GREY_AND_RGB:
-            raise BadImage(f"{found.channels} channels instead of {self.channels}")
+    def from_region(self, pixels: NDArray[Any], stored: RegionFormat) -> NDArray[Any]:
+        _check_region(stored)
+        if stored.channels not in GREY_AND_RGB:
+            raise BadImage(f"{stored.channels} channels instead of {self.channels}")
         levels = to_format(pixels, self.pixel_format)
-        if found.channels == self.channels:
+        if stored.channels == self.channels:
             return levels
         return arrange_image(to_pillow(levels), 0, self.channels)
 
@@ -129,31 +129,26 @@ class DeepReader:
         return DeepImage(to_format(image.with_channels(self.channels).pixels, self.pixel_format))
 
     def arrange(self, image: DeepImage, side: int) -> NDArray[Any]:
-        return image.squared(side, self.pixel_format).pixels if side else image.pixels
+        return image.fitted(side, side, self.pixel_format).pixels
 
-    def from_region(self, pixels: NDArray[Any], found: RegionFormat) -> NDArray[Any]:
-        _check_region(found)
-        self._check(found.channels)
+    def from_region(self, pixels: NDArray[Any], stored: RegionFormat) -> NDArray[Any]:
+        _check_region(stored)
+        self._check(stored.channels)
         return to_format(DeepImage(pixels).with_channels(self.channels).pixels, self.pixel_format)
 
     def _check(self, channels: int) -> None:
         if channels != self.channels and {channels, self.channels} != GREY_AND_RGB:
-            own = f"{channels} channel{'s' * (channels > 1)}"
-            reason = f"{own} instead of {self.channels}; all images must have the same number of channels"
+            counted = f"{channels} channel{'s' * (channels > 1)}"
+            reason = f"{counted} instead of {self.channels}; all images must have the same number of channels"
             raise BadImage(reason, "different number of channels")
 
 
-def _check_region(found: RegionFormat) -> None:
-    if found.has_alpha:
+def _check_region(stored: RegionFormat) -> None:
+    if stored.has_alpha:
         raise BadImage("has an alpha channel, which is not supported by region; save the image without it")
 
 
-def make_reader(spec: DataSpec) -> ImageReader:
-    """Return the reader whose images have a data spec's channels and pixel format."""
-    return reader_of(spec.channels, spec.pixel_format)
-
-
-def reader_of(channels: int, pixels: PixelFormat) -> ImageReader:
+def make_reader(channels: int, pixels: PixelFormat) -> ImageReader:
     """Return the reader for a number of channels and a pixel format: the same one in training and inference."""
     if pixels == EIGHT_BITS and channels in GREY_AND_RGB:
         return EightBitReader(channels)
@@ -195,7 +190,7 @@ class ReaderChoice(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-class _Held(NamedTuple):
+class _Content(NamedTuple):
     """What a file contains."""
 
     file: Path | bytes
@@ -206,27 +201,32 @@ class _Held(NamedTuple):
     are_positions: bool = False
     is_always_reduced: bool = False  # whether it has 16 bits of which only 8 can be read
 
+    @property
+    def name(self) -> str:
+        """What messages call the file."""
+        return _name(self.file)
+
 
 def choose_reader(files: Iterable[Path | bytes], settings: RunSettings) -> ReaderChoice:
     """Return the reader for a source's files; the first readable file decides what the settings leave open."""
     kind, limits = read_pixel_settings(settings)
     may_skip = settings.bad_images == "skip" or settings.channels in GREY_AND_RGB
-    held = _first_held(files, may_skip)
-    if held is None:  # the reasons are reported when all headers are read
+    content = _first_content(files, may_skip)
+    if content is None:  # the reasons are reported when all headers are read
         return ReaderChoice(EightBitReader(settings.channels or RGB))
-    dtype = _choose_type(held, kind, limits)
-    first_page_channels = GREY_AND_RGB if held.are_positions else GREY_AND_RGB - {held.channels}
-    reads_first_page = held.is_stack and settings.channels in first_page_channels
-    if dtype == "uint8" and (reads_first_page or (not held.is_stack and settings.channels in GREY_AND_RGB | {0})):
-        return ReaderChoice(EightBitReader(settings.channels or RGB), _notes_on_lost_bits(held, kind))
-    if held.are_positions:
-        raise UserError(f"{_name(held.file)}: {NOT_COLOURS}")
-    channels = settings.channels or held.channels
-    if channels != held.channels and not {channels, held.channels} <= GREY_AND_RGB:
-        own = f"{held.channels} channel{'s' * (held.channels > 1)}"
-        raise UserError(f"channels={channels}: {_name(held.file)} has {own}; use --set channels=0")
-    reader = reader_of(channels, _choose_format(held, dtype, limits))
-    return ReaderChoice(reader, _notes_on_pages(held, dtype) if channels == held.channels else ())
+    dtype = _choose_type(content, kind, limits)
+    first_page_channels = GREY_AND_RGB if content.are_positions else GREY_AND_RGB - {content.channels}
+    reads_first_page = content.is_stack and settings.channels in first_page_channels
+    if dtype == "uint8" and (reads_first_page or (not content.is_stack and settings.channels in GREY_AND_RGB | {0})):
+        return ReaderChoice(EightBitReader(settings.channels or RGB), _notes_on_lost_bits(content, kind))
+    if content.are_positions:
+        raise UserError(f"{content.name}: {NOT_COLOURS}")
+    channels = settings.channels or content.channels
+    if channels != content.channels and not {channels, content.channels} <= GREY_AND_RGB:
+        counted = f"{content.channels} channel{'s' * (content.channels > 1)}"
+        raise UserError(f"channels={channels}: {content.name} has {counted}; use --set channels=0")
+    reader = make_reader(channels, _choose_format(content, dtype, limits))
+    return ReaderChoice(reader, _notes_on_pages(content, dtype) if channels == content.channels else ())
 
 
 def read_pixel_settings(settings: RunSettings) -> tuple[str, Limits]:
@@ -276,10 +276,10 @@ def _suggested(low: float, high: float) -> str:
     return f"{-bound:g},{bound:g}" if low < 0 else f"0,{bound:g}"
 
 
-def _first_held(files: Iterable[Path | bytes], may_skip: bool) -> _Held | None:
+def _first_content(files: Iterable[Path | bytes], may_skip: bool) -> _Content | None:
     for _, file in zip(range(FILES_TRIED), files, strict=False):
         try:
-            return _held(file)
+            return _read_content(file)
         except UnusablePlanes as problem:
             if not may_skip:
                 raise UserError(f"{_name(file)}: {problem}") from None
@@ -288,49 +288,51 @@ def _first_held(files: Iterable[Path | bytes], may_skip: bool) -> _Held | None:
     return None
 
 
-def _held(file: Path | bytes) -> _Held:
+def _read_content(file: Path | bytes) -> _Content:
     header = read_planes_header(file, is_limited=False)
     if header is not None:
-        return _Held(file, header.channels, header.dtype.name, header.is_stack, header.has_pages, header.are_positions)
+        return _Content(
+            file, header.channels, header.dtype.name, header.is_stack, header.has_pages, header.are_positions
+        )
     channels, dtype = stored_pixels(file)
-    return _Held(file, channels, dtype, is_always_reduced=channels == RGB and dtype == "uint16")
+    return _Content(file, channels, dtype, is_always_reduced=channels == RGB and dtype == "uint16")
 
 
-def _choose_type(held: _Held, kind: str, limits: Limits) -> str:
+def _choose_type(content: _Content, kind: str, limits: Limits) -> str:
     if kind != "auto":
         return kind
-    if held.dtype.startswith("float"):
+    if content.dtype.startswith("float"):
         return "float32"
-    if held.dtype in ("int8", "int16"):
+    if content.dtype in ("int8", "int16"):
         raise UserError(
-            f"{_name(held.file)}: {held.dtype} pixels; use --set pixels=float32 and a value_range such as -1000,3000"
+            f"{content.name}: {content.dtype} pixels; use --set pixels=float32 and a value_range such as -1000,3000"
         )
-    return held.dtype if held.is_stack or limits else "uint8"
+    return content.dtype if content.is_stack or limits else "uint8"
 
 
-def _choose_format(held: _Held, dtype: str, limits: Limits) -> PixelFormat:
+def _choose_format(content: _Content, dtype: str, limits: Limits) -> PixelFormat:
     found = (math.nan, math.nan)
     if dtype == "float32" and not limits:
         try:
-            pixels = read_deep(held.file).pixels
+            pixels = read_deep(content.file).pixels
             found = (float(np.nanmin(pixels)), float(np.nanmax(pixels)))
         except BadImage as error:
-            raise UserError(f"{_name(held.file)}: unreadable image ({error}); save it again or replace it") from error
-    return make_format(dtype, limits, _name(held.file), found)
+            raise UserError(f"{content.name}: unreadable image ({error}); save it again or replace it") from error
+    return make_format(dtype, limits, content.name, found)
 
 
-def _notes_on_lost_bits(held: _Held, kind: str) -> tuple[str, ...]:
-    if kind != "auto" or held.dtype != "uint16":
+def _notes_on_lost_bits(content: _Content, kind: str) -> tuple[str, ...]:
+    if kind != "auto" or content.dtype != "uint16":
         return ()
-    advice = "save them as grey or RGB TIFF and use" if held.is_always_reduced else "use"
-    return (f"{_name(held.file)}: 16-bit images are read as 8-bit; {advice} --set pixels=uint16 to keep 16 bits",)
+    advice = "save them as grey or RGB TIFF and use" if content.is_always_reduced else "use"
+    return (f"{content.name}: 16-bit images are read as 8-bit; {advice} --set pixels=uint16 to keep 16 bits",)
 
 
-def _notes_on_pages(held: _Held, dtype: str) -> tuple[str, ...]:
-    if not held.has_pages:
+def _notes_on_pages(content: _Content, dtype: str) -> tuple[str, ...]:
+    if not content.has_pages:
         return ()
-    advice = "use --set channels=1 to read only the first page" if held.channels == RGB else READ_FIRST_PAGE
-    note = f"{_name(held.file)}: its {held.channels} pages are read as channels"
+    advice = "use --set channels=1 to read only the first page" if content.channels == RGB else READ_FIRST_PAGE
+    note = f"{content.name}: its {content.channels} pages are read as channels"
     return (f"{note}; {advice}" if dtype == "uint8" else note,)
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -17,13 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from paceline.contracts.data_spec import INPUT
 from paceline.core.errors import UserError
-from paceline.core.terminal import Patience, end_activity, is_terminal, open_screen
-from paceline.core.text import printable, printable_lines
+from paceline.core.terminal import Counter
+from paceline.core.text import duration, printable
 from paceline.data.source import TARGET, parse_panels
 from paceline.data.whole_source import free_bytes
 from paceline.evaluation.image_metrics import PEAK, WINDOW, luma
@@ -39,7 +36,7 @@ from paceline.images.encode import (
     write_image,
 )
 from paceline.images.grids import captioned, side_by_side
-from paceline.inference.compare_images import Sums, blocks_of
+from paceline.inference.compare_images import Sums, blocks_of, levels_of
 from paceline.inference.files import SkippedImage
 from paceline.inference.receptive_field import ReceptiveField, receptive_field, uncounted
 from paceline.inference.runner import Pixels, RunnerPool, TileRunner, in_levels
@@ -52,7 +49,7 @@ from paceline.inference.tiles import (
     plan_tiles,
     usable_bytes,
 )
-from paceline.inference.trained import ImageModel
+from paceline.inference.trained import TrainedModel
 
 
 def shrink(image: ImageData, scale: int) -> tuple[Image.Image, Image.Image]:
@@ -78,32 +75,23 @@ def compare(
         "sr": made,
     }
     metrics: dict[str, float] = {}
-    captions: dict[str, str] = {}
+    shown = []
     for name, image in enlarged.items():
-        psnr, likeness = measure(image, original, scale, protocol)
-        metrics |= {f"{name}_psnr[{protocol}]": psnr, f"{name}_ssim[{protocol}]": likeness}
-        captions[name] = f"{name}  {psnr:.2f} dB  {likeness:.4f}"
-    shown = [captioned(image.convert("RGB"), captions[name], room=True) for name, image in enlarged.items()]
+        psnr, ssim = measure(image, original, scale, protocol)
+        metrics |= {f"{name}_psnr[{protocol}]": psnr, f"{name}_ssim[{protocol}]": ssim}
+        shown.append(captioned(image.convert("RGB"), f"{name}  {psnr:.2f} dB  {ssim:.4f}", room=True))
     shown.append(captioned(original.convert("RGB"), "original"))
     return {"": side_by_side(shown), "lr": small, "bicubic": enlarged["bicubic"], "sr": made}, metrics
 
 
 def measure(made: Image.Image, original: Image.Image, border: int, protocol: str) -> tuple[float, float]:
     """Return PSNR and SSIM, computed in blocks; with protocol "y", only luma is compared."""
-    sums = []
+    sums, arrays = [], [np.asarray(image) for image in (made, original)]
     for block in blocks_of(original.height, original.width, border):
-        area = block.tile.area
-        box = (area.left, area.top, area.right, area.bottom)
-        one, other = (_levels(image.crop(box), protocol) for image in (made, original))
-        sums.append(block.sums(one, other, PEAK))
+        one, other = (levels_of(array[block.tile.source]) for array in arrays)
+        sums.append(block.sums(luma(one), luma(other), PEAK) if protocol == "y" else block.sums(one, other, PEAK))
     total = Sums.total(sums)
     return total.psnr(PEAK), total.ssim()
-
-
-def _levels(image: Image.Image, protocol: str) -> Tensor:
-    array = np.asarray(image).astype(np.float64)
-    levels = torch.from_numpy(array[..., np.newaxis] if array.ndim == 2 else array).permute(2, 0, 1).unsqueeze(0)
-    return luma(levels) if protocol == "y" else levels
 
 
 LARGE_HALO_PX, SMALL_HALO_PX = 1024, 256
@@ -137,7 +125,7 @@ def _class_in_parts(network: type[nn.Module]) -> type[nn.Module]:
     return type(network.__name__, (_InParts, network), {})
 
 
-def compute_in_parts(image_model: ImageModel, device: torch.device) -> ReceptiveField:
+def compute_in_parts(image_model: TrainedModel, device: torch.device) -> ReceptiveField:
     """Compute networks with a small halo in parts if the model's halo is large; return the model's receptive field.
 
     The networks must still be on the CPU.
@@ -205,6 +193,18 @@ class ImageTask:
         """All output files."""
         return [*self.targets.values(), *self.previews.values(), *([self.mask] if self.mask else [])]
 
+    @property
+    def shown_targets(self) -> str:
+        """The first result's file and the number of others, to be printed."""
+        first, *more = self.targets.values()
+        return printable(first) + (f" and {len(more)} more" if more else "")
+
+    def make_target(self, result: str) -> Path:
+        """Return the file for a result, and create its folder."""
+        target = Path(self.targets[result if result in self.targets else ""])
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
 
 @dataclass(frozen=True)
 class AppliedImage:
@@ -231,25 +231,26 @@ class ComputedImage:
 
     opened: OpenedImage
     composition: Composition
-    result_bytes: int
 
 
 class Applier:
     """Applies an image model. Its methods are the stages of a pipeline and may run in different threads."""
 
-    def __init__(self, settings: ApplierSettings, image_model: ImageModel, devices: list[torch.device]) -> None:
+    def __init__(self, settings: ApplierSettings, image_model: TrainedModel, devices: list[torch.device]) -> None:
         self.settings, self.image_model = settings, image_model
         # The receptive field is traced on the CPU, before the weights move to a device. A compiler would unroll parts.
         in_parts = devices[0].type == "cuda" and not settings.compiled
         field = compute_in_parts(image_model, devices[0]) if in_parts else image_model.receptive_field
-        copies = [image_model, *(_copied(image_model) for _ in devices[1:])]
+        copies = [image_model]
+        copies += [replace(image_model, recipe=copy.deepcopy(image_model.recipe)) for _ in devices[1:]]
         self.pool = RunnerPool(
             [
                 TileRunner(model, device, settings.precision, compiled=settings.compiled)
                 for model, device in zip(copies, devices, strict=True)
             ]
         )
-        self.composer = Composer(self.pool, field, settings.tile, _num_sharing(devices))
+        num_sharing = len(devices) if devices[0].type == "cpu" else 1  # of one memory
+        self.composer = Composer(self.pool, field, settings.tile, num_sharing)
         self._reported: set[str] = set()
         self._is_difference_known = False  # of the precision from fp32, measured on the first image
 
@@ -272,24 +273,22 @@ class Applier:
     def compute(self, images: list[OpenedImage], advance: Advance) -> list[ComputedImage]:
         """Start computing the results of images of one shape."""
         factor = self.image_model.output_scale**2 if self.settings.downsample else 1
-        made = self.composer.compose(
-            [one.pixels for one in images], self.result_bytes(images[0].pixels), lambda pixels: advance(pixels * factor)
+        compositions = self.composer.compose(
+            [image.pixels for image in images],
+            self.result_bytes(images[0].pixels),
+            lambda pixels: advance(pixels * factor),
         )
-        side = made[0].tiling.side_px
         if self.measures_difference:
-            where = "this image" if made[0].num_tiles == 1 else "the first tile"
-            made[0].note = self.describe_difference(images[0].pixels[:side, :side], where)
-        return [
-            ComputedImage(image, composition, self.result_bytes(image.pixels))
-            for image, composition in zip(images, made, strict=True)
-        ]
+            first, side = compositions[0], compositions[0].tiling.side_px
+            where = "this image" if first.num_tiles == 1 else "the first tile"
+            first.note = self.describe_difference(images[0].pixels[:side, :side], where)
+        return list(map(ComputedImage, images, compositions))
 
     def write(self, computed: ComputedImage) -> AppliedImage | SkippedImage:
         """Write an image's results. If they are not finite, the image is skipped."""
         task = computed.opened.task
         try:
-            work = self._write_comparison if self.settings.downsample else self._write_results
-            return work(computed)
+            return self._write_comparison(computed) if self.settings.downsample else self._write_results(computed)
         except BadImage as problem:
             return SkippedImage(task.path, str(problem))
         except OSError as error:
@@ -299,8 +298,8 @@ class Applier:
 
     def new_notes(self) -> list[str]:
         """Return remarks about the devices' work that no earlier call returned."""
-        found = dict.fromkeys(note for runner in self.pool.runners for note in runner.notes)
-        new = [note for note in found if note not in self._reported]
+        notes = dict.fromkeys(note for runner in self.pool.runners for note in runner.notes)
+        new = [note for note in notes if note not in self._reported]
         self._reported.update(new)
         return new
 
@@ -328,8 +327,7 @@ class Applier:
         attached = Attachments(image.alpha, image.profile, image.exif, image.ome)
         lost = ""
         for name, pixels in composition.results().items():
-            target = Path(task.targets[name if name in task.targets else ""])
-            target.parent.mkdir(parents=True, exist_ok=True)
+            target = task.make_target(name)
             write_image(target, pixels, self.settings.encoding, attached)
             lost = lost_in(target.suffix, pixels, attached)
         height, width = image.pixels.shape[:2]
@@ -338,9 +336,9 @@ class Applier:
         num_tiles = composition.num_tiles
         tiles = f", {num_tiles} tiles of {tiling.side_px} pixels, halo {tiling.halo_px}" if num_tiles > 1 else ""
         notes = "".join(f"; {note}" for note in (tiling.note, image.note, composition.note, lost) if note)
-        first, *more = task.targets.values()
-        files = printable(first) + (f" and {len(more)} more" if more else "")
-        return AppliedImage(task.path, f"{printable(task.path)}: {width}×{height}{enlarged}{tiles} → {files}{notes}")
+        return AppliedImage(
+            task.path, f"{printable(task.path)}: {width}×{height}{enlarged}{tiles} → {task.shown_targets}{notes}"
+        )
 
     def _write_comparison(self, computed: ComputedImage) -> AppliedImage:
         """Compare the result with the original image, and write both."""
@@ -350,10 +348,9 @@ class Applier:
         small, made = (to_pillow(pixels) for pixels in (computed.opened.pixels, composition.results()["image"]))
         images, metrics = compare(original, small, made, scale, protocol)
         for name, result in images.items():
-            target = Path(task.targets[name])
-            target.parent.mkdir(parents=True, exist_ok=True)
             pixels = np.asarray(result)
-            write_image(target, pixels if pixels.ndim == 3 else pixels[..., np.newaxis], self.settings.encoding)
+            pixels = pixels if pixels.ndim == 3 else pixels[..., np.newaxis]
+            write_image(task.make_target(name), pixels, self.settings.encoding)
         values = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         notes = "".join(f"; {note}" for note in (composition.tiling.note, composition.note) if note)
         summary = f"{printable(task.path)}: {values} → {printable(task.targets[''])}{notes}"
@@ -387,25 +384,12 @@ class Applier:
         return int(height * width * self.image_model.output_scale**2 * bytes_per_px * len(self.image_model.results))
 
 
-def _copied(image_model: ImageModel) -> ImageModel:
-    return replace(image_model, recipe=copy.deepcopy(image_model.recipe))
+class ApplyProgress(Counter):
+    """Counts the pixels processed, and shows the speed and the remaining time."""
 
-
-def _num_sharing(devices: list[torch.device]) -> int:
-    """Return how many of the devices share one memory: all on the host, since each GPU has its own."""
-    return len(devices) if devices[0].type == "cpu" else 1
-
-
-PIXELS_IN_FULL = 10**6  # smaller totals are printed in pixels, larger ones in megapixels
-
-
-class ApplyProgress:
-    """Counts the pixels processed, and prints lines above the progress bar."""
-
-    def __init__(self, total: int, bar: Progress | None) -> None:
-        self._total, self._done, self._earlier, self._bar, self._patience = total, 0, 0, bar, Patience()
-        self._start, self._lock = time.monotonic(), threading.Lock()
-        self._task = bar.add_task("applying", total=total, speed="") if bar else None
+    def __init__(self, total: int) -> None:
+        super().__init__("applying", total)
+        self._total_px, self._earlier, self._start, self._lock = total, 0, time.monotonic(), threading.Lock()
 
     def advance(self, pixels: int, *, earlier: bool = False) -> None:
         """Count this many more pixels as processed. May be called by several threads.
@@ -413,43 +397,12 @@ class ApplyProgress:
         Pixels that an `earlier` command has processed do not count for the speed.
         """
         with self._lock:
-            self._done += pixels
             self._earlier += pixels * earlier
-            seconds = max(time.monotonic() - self._start, 1e-9)
-            self._show("" if earlier else f"{(self._done - self._earlier) / 1e6 / seconds:.3g} megapixels/s")
+            self.update(self.done + pixels)
 
-    def _show(self, speed: str) -> None:
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=self._done, speed=speed)
-        elif self._patience.is_over():
-            in_full = self._total < PIXELS_IN_FULL
-            total = f"{self._total:,} pixels" if in_full else f"{self._total / 1e6:,.1f} megapixels"
-            done = f"{self._done / max(self._total, 1):.0%} of {total}"
-            self.line(f"{done}, {speed}" if speed else done)
-
-    def complete(self) -> None:
-        """Fill the bar at the end, even if some images could not be used."""
-        self._done = self._total
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=self._done)
-
-    def line(self, text: str) -> None:
-        """Print a line above the bar."""
-        if self._bar:
-            self._bar.console.print(text, soft_wrap=True)
-        else:
-            print(printable_lines(text), flush=True)
-            self._patience.note_output()
-
-
-@contextmanager
-def show_progress(total: int) -> Iterator[ApplyProgress]:
-    """Show a progress bar that counts processed pixels while the context is active."""
-    end_activity()
-    if not is_terminal(sys.stdout):
-        yield ApplyProgress(total, None)
-        return
-    texts = TextColumn("{task.description}"), TextColumn("{task.fields[speed]}")
-    columns = (texts[0], BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), texts[1])
-    with Progress(*columns, console=open_screen()) as bar:
-        yield ApplyProgress(total, bar)
+    def describe(self) -> str:
+        """Return how much is done, how fast, and how long the rest takes."""
+        speed = (self.done - self._earlier) / max(time.monotonic() - self._start, 1e-9)
+        done = f"applying: {self.done / max(self._total_px, 1):.0%} of {self._total_px / 1e6:,.3g} megapixels"
+        left = f", {duration((self._total_px - self.done) / speed)} left" if speed else ""
+        return f"{done}, {speed / 1e6:.3g} megapixels/s{left}"

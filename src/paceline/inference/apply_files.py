@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import TypeAlias
@@ -22,21 +22,18 @@ from paceline.images.encode import DEFAULT_ENCODING, Encoding
 from paceline.images.readers import image_size
 from paceline.inference.apply import AppliedImage, Applier, ApplyProgress, ComputedImage, ImageTask, OpenedImage
 from paceline.inference.apply_regions import OME_FORMAT, WHOLE_IMAGE, RegionApplier, RegionOptions, region_size
-from paceline.inference.files import FoundImage, SkippedImage, count_images, find_images
+from paceline.inference.files import FoundImage, FoundImages, SkippedImage, count_images, find_images
 from paceline.inference.tiles import BATCH_PX, Advance
 
 # Ways to name a result, shortest first: whether to keep the image's suffix, and whether to add its folder's name.
 NAMINGS = ((False, False), (True, False), (False, True), (True, True))
 
 
-@dataclass(frozen=True)
-class ApplyPlan:
-    """The images to process, the images to skip, and remarks to print before the work starts."""
+@dataclass
+class ApplyPlan(FoundImages):
+    """The images found, with what remains to be processed."""
 
-    tasks: list[ImageTask]
-    skipped: list[SkippedImage]
-    notes: list[str]
-    ignored: list[str]  # ignored files and folders, each with the reason
+    tasks: list[ImageTask] = field(default_factory=list)
 
     @property
     def num_images(self) -> int:
@@ -57,18 +54,39 @@ def plan_results(
     """Find the images and choose their output files; raise UserError if one exists, unless a flag allows it."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file; choose a folder")
-    found = find_images(arguments, out)
-    tasks, clashing = _name_results(found.images, out, _Naming(results, encoding, options))
-    _check_inputs(found.images, tasks, out)
-    skipped, notes = [*found.skipped, *clashing], found.notes
+    plan = ApplyPlan(**vars(find_images(arguments, out)))
+    plan.tasks, clashing = _name_results(plan.images, out, _Naming(results, encoding, options))
+    plan.skipped += clashing
+    inputs = {os.path.realpath(image.path) for image in plan.images}
+    for file in (file for task in plan.tasks for file in task.files):
+        if os.path.realpath(file) in inputs:
+            raise UserError(
+                f"--out {out}: {printable(file)} is an input and would be overwritten; choose a different folder"
+            )
+    existing = [file for task in plan.tasks for file in task.files if os.path.lexists(file)]
     if skip_existing:
-        tasks, incomplete, num_existing = _without_existing(tasks)
-        skipped += incomplete
-        if num_existing:
-            notes.append(f"{count_images(num_existing)} skipped: results already exist")
-    elif not overwrite:
-        _check_existing(tasks, out)
-    return ApplyPlan(tasks, skipped, notes, found.ignored)
+        _skip_existing(plan, set(existing))
+    elif existing and not overwrite:
+        more = f" and {len(existing) - 1:,} more" if len(existing) > 1 else ""
+        verb, them = ("exist", "them") if more else ("exists", "it")
+        flags = f"use --overwrite to replace {them}, or --skip-existing to keep {them}"
+        raise UserError(f"--out {out}: {printable(existing[0])}{more} {verb}; {flags}")
+    return plan
+
+
+def _skip_existing(plan: ApplyPlan, existing: set[str]) -> None:
+    """Leave images with existing results out of the tasks; skip those that lack some results."""
+    tasks, plan.tasks = plan.tasks, []
+    for task in tasks:
+        present = [file for file in task.files if file in existing]
+        if not present:
+            plan.tasks.append(task)
+        elif len(present) < len(task.files):
+            what = f"{printable(present[0])} exists, but other results are missing"
+            plan.skipped.append(SkippedImage(task.path, f"{what}; use --overwrite to write them all"))
+    num_complete = sum(existing.issuperset(task.files) for task in tasks)
+    if num_complete:
+        plan.notes.append(f"{count_images(num_complete)} skipped: results already exist")
 
 
 @dataclass(frozen=True)
@@ -121,59 +139,16 @@ def _name_results(
 ) -> tuple[list[ImageTask], list[SkippedImage]]:
     """Return the images with the shortest unique names for their output files, and those without a unique name."""
     named: dict[FoundImage, ImageTask] = {}
-    taken: set[str] = set()
     left = list(images)
     for with_suffix, in_folder in NAMINGS:
         proposed = {image: naming.task(image, out, with_suffix, in_folder) for image in left}
-        counts = Counter(file for task in proposed.values() for file in task.files)
-        fitting = {
-            image: task
-            for image, task in proposed.items()
-            if all(counts[file] == 1 and file not in taken for file in task.files)
-        }
-        named |= fitting
-        taken.update(file for task in fitting.values() for file in task.files)
-        left = [image for image in left if image not in fitting]
+        counts = Counter(file for tasks in (proposed, named) for task in tasks.values() for file in task.files)
+        named |= {image: task for image, task in proposed.items() if all(counts[file] == 1 for file in task.files)}
+        left = [image for image in left if image not in named]
     reason = "another image has the same output file; process the two images with different --out folders"
     return [named[image] for image in images if image in named], [
         SkippedImage(str(image.path), reason) for image in left
     ]
-
-
-def _check_inputs(images: Sequence[FoundImage], tasks: Sequence[ImageTask], out: Path) -> None:
-    """Raise UserError if an output file would overwrite an input image."""
-    inputs = {os.path.realpath(image.path) for image in images}
-    for file in (file for task in tasks for file in task.files):
-        if os.path.realpath(file) in inputs:
-            raise UserError(
-                f"--out {out}: {printable(file)} is an input and would be overwritten; choose a different folder"
-            )
-
-
-def _check_existing(tasks: Sequence[ImageTask], out: Path) -> None:
-    existing = [target for task in tasks for target in task.files if os.path.lexists(target)]
-    if existing:
-        more = f" and {len(existing) - 1:,} more" if len(existing) > 1 else ""
-        verb, them = ("exist", "them") if more else ("exists", "it")
-        flags = f"use --overwrite to replace {them}, or --skip-existing to keep {them}"
-        raise UserError(f"--out {out}: {printable(existing[0])}{more} {verb}; {flags}")
-
-
-def _without_existing(tasks: Sequence[ImageTask]) -> tuple[list[ImageTask], list[SkippedImage], int]:
-    """Return the tasks without existing results, the images with some results, and the number of finished images."""
-    left, incomplete, num_complete = [], [], 0
-    for task in tasks:
-        existing = [target for target in task.files if os.path.lexists(target)]
-        if not existing:
-            left.append(task)
-        elif len(existing) == len(task.files):
-            num_complete += 1
-        else:
-            reason = (
-                f"{printable(existing[0])} exists, but other results are missing; use --overwrite to write them all"
-            )
-            incomplete.append(SkippedImage(task.path, reason))
-    return left, incomplete, num_complete
 
 
 MAX_RESULT_BYTES, SHARE_OF_FREE = 2_000_000_000, 0.25  # for results that are being computed or written
@@ -220,7 +195,7 @@ def _apply_whole(applier: Applier, num_pixels: Mapping[ImageTask, int], advance:
         try:
             return applier.write(made)
         finally:
-            budget.give_back(made.result_bytes)
+            budget.give_back(applier.result_bytes(made.opened.pixels))
 
     opened = ordered_map(
         applier.open,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -32,13 +32,13 @@ from paceline.inference.receptive_field import ReceptiveField
 from paceline.inference.runner import Landing
 from paceline.inference.tiles import (
     Tiling,
-    inexact_halo,
     is_out_of_memory,
     plan_tiles,
     tiles_of_training_size,
     tiling_warning,
+    usable_halo,
 )
-from paceline.inference.trained import ImageModel
+from paceline.inference.trained import TrainedModel
 
 OME_FORMAT = "ome-tiff"
 SINGLE_TILE_PX = 256  # at least, if the image is computed at once
@@ -71,24 +71,16 @@ class RegionOptions:
     @property
     def given(self) -> tuple[str, ...]:
         """The flags that only apply to images that are processed by region."""
-        flags = {
-            "--level": self.level,
-            "--magnification": self.magnification,
-            "--region": self.region,
-            "--skip-background": self.skip_background,
-            "--preview": self.preview,
-        }
-        return tuple(flag for flag, value in flags.items() if value)
+        return tuple(f"--{name.replace('_', '-')}" for name, value in asdict(self).items() if value)
+
+    def check(self) -> None:
+        """Raise UserError for invalid options."""
+        if self.level and self.magnification:
+            raise UserError("--level --magnification: cannot be combined; choose one")
+        _ = self.box
 
 
 WHOLE_IMAGE = RegionOptions()
-
-
-def check_region_options(options: RegionOptions) -> None:
-    """Raise UserError for invalid options."""
-    if options.level and options.magnification:
-        raise UserError("--level --magnification: cannot be combined; choose one")
-    _ = options.box
 
 
 def region_size(path: Path, options: RegionOptions, *, is_forced: bool = False) -> tuple[int, int] | None:
@@ -107,26 +99,20 @@ def region_size(path: Path, options: RegionOptions, *, is_forced: bool = False) 
     except BadImage:
         if is_forced:
             raise
-        if _is_small(path):
-            return None
-        raise
+        with suppress(BadImage):  # reading the image as a whole reports other problems
+            try:
+                image_size(path, memory_limit)
+            except TooLarge:
+                is_forced = True
+        if is_forced:
+            raise
+        return None
 
 
 def choose_part(image: RegionImage, options: RegionOptions) -> tuple[int, Box]:
     """Return the requested level of an image, and the requested part of it."""
     level = choose_level(image, options.level, options.magnification)
     return level, choose_box(image.levels[level], options.box)
-
-
-def _is_small(path: Path) -> bool:
-    """Return whether a file that cannot be read by region can be read as a whole, or is no image at all."""
-    try:
-        image_size(path, memory_limit)
-    except TooLarge:
-        return False
-    except BadImage:
-        return True
-    return True
 
 
 def block_unit(multiple_px: int, scale: int) -> int:
@@ -154,16 +140,11 @@ def tiff_tile_px(side_px: int, scale: int) -> int:
     return next(side for side in TIFF_TILES_PX if side_px * scale % side == 0)
 
 
-@dataclass(frozen=True)
-class Division:
+class Division(NamedTuple):
     """How an image is divided. A resumed command keeps it, even if the amount of free memory differs."""
 
     tiling: Tiling
     channels: dict[str, int]  # of each result
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the division for a journal."""
-        return {"tiling": asdict(self.tiling), "channels": self.channels}
 
 
 def identity_of(
@@ -186,18 +167,18 @@ def division_in(purpose: JsonObject | None, identity: dict[str, Any]) -> Divisio
     """Return the division in a journal, if its file was for the same results."""
     if purpose is None or any(purpose.get(key) != value for key, value in identity.items()):
         return None
-    found: dict[str, Any] = {**purpose}
+    stored: dict[str, Any] = {**purpose}
     try:
-        tiling = Tiling(**found["tiling"])
+        tiling = Tiling(**stored["tiling"])
         window = (int(tiling.window_px[0]), int(tiling.window_px[1])) if tiling.window_px else None
-        whole = Tiling(tiling.side_px, tiling.halo_px, tiling.note, window, tiling.multiple_px)
-        channels = {str(name): int(count) for name, count in found["channels"].items()}
+        channels = {str(name): int(count) for name, count in stored["channels"].items()}
+        is_valid = min(tiling.side_px, tiling.multiple_px) > 0
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
         return None
-    return Division(whole, channels) if min(whole.side_px, whole.multiple_px) > 0 else None
+    return Division(replace(tiling, window_px=window), channels) if is_valid else None
 
 
-def weights_digest(image_model: ImageModel) -> str:
+def weights_digest(image_model: TrainedModel) -> str:
     """Return a SHA-256 checksum of the checksums of a model's weights, which are computed on all cores."""
 
     def checksum(item: tuple[str, Tensor]) -> bytes:
@@ -228,17 +209,6 @@ HALOS_PER_BLOCK = 8  # a block is this many times as wide as its halo, if memory
 PROBE_PX, LARGEST_PROBE_HALO_PX = 64, 256
 MEASURED_PX = 1024  # largest side of the part on which the precision is compared with fp32
 WHOLE, SKIPPED = 0, 1  # flags of a block
-
-
-class _Read(NamedTuple):
-    block: Tile
-    pixels: Pixels | None  # None for background
-
-
-class _Computed(NamedTuple):
-    block: Tile
-    landing: Landing | None
-    num_bytes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,12 +255,15 @@ class RegionApplier:
             done = min(file.num_blocks_done for file in job.files.values())
             for file in job.files.values():
                 file.keep_blocks(done)
-            difference = self._describe_difference(job)
+            difference = ""
+            if self.applier.measures_difference:
+                part = job.box.centre(min(job.tiling.side_px, MEASURED_PX))
+                where = f"{part.width}×{part.height} pixels at the centre"
+                difference = self.applier.describe_difference(image.read(job.level, part), where)
             progress.advance(sum(block.num_pixels for block in islice(job.blocks, done)), earlier=True)
-            for computed, tiles in self._computed(job, islice(job.blocks, done, None)):
-                flag = SKIPPED if computed.landing is None else WHOLE
+            for block, tiles, flag in self._computed(job, islice(job.blocks, done, None)):
                 _for_each(job.files, lambda name, file: file.append_block(tiles[name], flag))  # noqa: B023
-                progress.advance(computed.block.num_pixels)
+                progress.advance(block.num_pixels)
             flags = next(iter(job.files.values())).flags()
             resumed = f"resumed after {done:,} of {len(job.blocks):,} tiles" if done else ""
             previews = {name: file.preview() for name, file in job.files.items()} if task.previews else {}
@@ -303,82 +276,77 @@ class RegionApplier:
     def _start(self, task: ImageTask, image: RegionImage, stack: ExitStack) -> _Job:
         """Divide an image, and open its result files: new ones, or those of a command that was killed."""
         settings = self.applier.settings
-        flag = "--downsample" if settings.downsample else "--panel" if settings.panel else ""
-        if flag:
+        if settings.downsample or settings.panel:
+            flag = "--downsample" if settings.downsample else "--panel"
             raise BadImage(f"{flag}: not supported for images that are processed by region")
         level, box = choose_part(image, self.options)
         check_channels(image.format.channels, self.image_model.spec.channels)
         if self.image_model.spec.value_range:
             raise BadImage("networks that were trained with a value_range cannot be applied by region")
-        targets = {name: Path(_named(task.targets, name)) for name in self.image_model.results}
-        for target in targets.values():
-            if target.suffix != ".tif":
-                raise BadImage("images that are processed by region are written as TIFF; leave --format out")
-            target.parent.mkdir(parents=True, exist_ok=True)
+        targets = {name: task.make_target(name) for name in self.image_model.results}
+        first = next(iter(targets.values()))
+        if first.suffix != ".tif":
+            raise BadImage("images that are processed by region are written as TIFF; leave --format out")
         self._digest = self._digest or weights_digest(self.image_model)
         identity = identity_of(Path(task.path), level, box, settings, self.options, self._digest)
-        first = next(iter(targets.values()))
         division = division_in(purpose_of(partial_files(first)[1]), identity)
-        division = division or Division(self._tiling(image, level, box), self._channels(image))
-        tiling, channels = division.tiling, division.channels
+        tiling, channels = division or Division(self._tiling(image, level, box), self._channels(image))
         size = (image.levels[level].height, image.levels[level].width)
         blocks = plan_tiles(tiling, size, box)
-        purpose = {**identity, **division.as_json()}
+        purpose = {**identity, "tiling": asdict(tiling), "channels": channels}
         files = {}
         for name, target in targets.items():
-            form = self._form(image, level, box, tiling, channels[name], target)
-            targets_of_blocks = (_target(block, box, self.scale) for block in blocks)
-            files[name] = PyramidFile(target, form, targets_of_blocks, purpose)
+            form = PyramidFormat(
+                box.height * self.scale,
+                box.width * self.scale,
+                channels[name],
+                image.format.dtype.name,
+                tiff_tile_px(tiling.side_px, self.scale),
+                1 if settings.encoding.compression is None else settings.encoding.compression,
+                image.format.microns_per_px * image.levels[level].downsample / self.scale,
+                image.format.profile if channels[name] == image.format.channels else b"",
+                target.name.lower().endswith(".ome.tif"),
+            )
+            files[name] = PyramidFile(target, form, (_target(block, box, self.scale) for block in blocks), purpose)
             stack.callback(files[name].close)
         return _Job(image, level, box, tiling, blocks, files)
 
-    def _form(
-        self, image: RegionImage, level: int, box: Box, tiling: Tiling, channels: int, target: Path
-    ) -> PyramidFormat:
-        encoding = self.applier.settings.encoding
-        return PyramidFormat(
-            box.height * self.scale,
-            box.width * self.scale,
-            channels,
-            image.format.dtype.name,
-            tiff_tile_px(tiling.side_px, self.scale),
-            1 if encoding.compression is None else encoding.compression,
-            image.format.microns_per_px * image.levels[level].downsample / self.scale,
-            image.format.profile if channels == image.format.channels else b"",
-            target.name.lower().endswith(".ome.tif"),
-        )
-
-    def _computed(self, job: _Job, blocks: Iterable[Tile]) -> Iterator[tuple[_Computed, dict[str, list[bytes]]]]:
-        """Yield the compressed tiles of each block, in order."""
-        fill = self._background_fill(job) if self.options.skip_background else {}
+    def _computed(self, job: _Job, blocks: Iterable[Tile]) -> Iterator[tuple[Tile, dict[str, list[bytes]], int]]:
+        """Yield the blocks, in order, with their compressed tiles and flags."""
+        skips = self.options.skip_background
+        fill = self._background_fill(job) if skips else {}
         result_px = self.scale**2 * sum(file.form.channels for file in job.files.values())
 
-        def read(block: Tile) -> _Read:
+        def read(block: Tile) -> tuple[Tile, Pixels | None]:
             pixels = job.image.read(job.level, block.area)
-            inner = pixels[block.inner(1)]
-            return _Read(block, None if self.options.skip_background and is_background(inner) else pixels)
+            return block, None if skips and is_background(pixels[block.inner(1)]) else pixels
 
-        def compute(opened: _Read) -> _Computed:
-            landing = None if opened.pixels is None else self.pool.run([opened.pixels], opened.block.inner(self.scale))
-            return _Computed(opened.block, landing, opened.block.num_pixels * result_px)
+        def compute(opened: tuple[Tile, Pixels | None]) -> tuple[Tile, Landing | None]:
+            block, pixels = opened
+            return block, None if pixels is None else self.pool.run([pixels], block.inner(self.scale))
 
-        def encode(computed: _Computed) -> tuple[_Computed, dict[str, list[bytes]]]:
-            target, tiles = _target(computed.block, job.box, self.scale), {}
-            made = computed.landing.arrays() if computed.landing else {}
+        def encode(computed: tuple[Tile, Landing | None]) -> tuple[Tile, dict[str, list[bytes]], int]:
+            block, landing = computed
+            target, tiles = _target(block, job.box, self.scale), {}
+            made = landing.arrays() if landing else {}
             for name, file in job.files.items():
-                if name in made:
+                if landing:
                     pixels = made[name][0]
                 else:
                     pixels = np.broadcast_to(fill[name], (target.height, target.width, len(fill[name])))
                 tiles[name] = file.encode_block(target, pixels)
-            return computed, tiles
+            return block, tiles, WHOLE if landing else SKIPPED
 
         side = job.tiling.side_px + 2 * job.tiling.halo_px
         block_bytes = side**2 * job.image.format.channels * job.image.format.dtype.itemsize
         opened = ordered_map(read, blocks, num_cores(), num_bytes=lambda _: block_bytes, max_bytes=INPUT_BYTES)
         computed = ordered_map(compute, opened, len(self.pool.runners))
         encoded = ordered_map(
-            encode, computed, num_cores(), num_bytes=lambda item: item.num_bytes, max_bytes=RESULT_BYTES
+            encode,
+            computed,
+            num_cores(),
+            num_bytes=lambda item: item[0].num_pixels * result_px,
+            max_bytes=RESULT_BYTES,
         )
         try:
             yield from encoded
@@ -399,7 +367,7 @@ class RegionApplier:
             unit = block_unit(1, self.scale)
         else:
             at_once = 3 if image.format.channels > self.image_model.spec.channels else 1
-            halo = inexact_halo(field) if field.obstacles else field.tiled_halo_px
+            halo = usable_halo(field)
             whole_size = (image.levels[level].height, image.levels[level].width)
             seen = size if field.obstacles else box.grown(halo, whole_size)[2:]
             whole = composer.choose_tiling(*seen, at_once, RESULT_BYTES)
@@ -430,18 +398,10 @@ class RegionApplier:
         made = self.pool.run([white.astype(job.image.format.dtype)]).arrays()
         return {name: values[0, side * self.scale // 2, side * self.scale // 2] for name, values in made.items()}
 
-    def _describe_difference(self, job: _Job) -> str:
-        """Return how much the precision changes the results at the centre of the first image."""
-        if not self.applier.measures_difference:
-            return ""
-        part = job.box.centre(min(job.tiling.side_px, MEASURED_PX))
-        where = f"{part.width}×{part.height} pixels at the centre"
-        return self.applier.describe_difference(job.image.read(job.level, part), where)
-
     def _write_previews(self, task: ImageTask, previews: dict[str, Pixels]) -> None:
         for name, pixels in previews.items():
             shown = pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., :1]
-            write_image(Path(_named(task.previews, name)), shown, Encoding("jpg"))
+            write_image(Path(task.previews[name if name in task.previews else ""]), shown, Encoding("jpg"))
 
     def _write_mask(self, task: ImageTask, job: _Job, flags: list[int]) -> str:
         """Write the mask of skipped blocks, if requested; return a remark about it."""
@@ -460,10 +420,8 @@ class RegionApplier:
             cost = sum(block.area.num_pixels for block in job.blocks) / (height * width) - 1
             halo = f"halo {job.tiling.halo_px} ({cost:.0%} more pixels)"
             tiles = f", {len(job.blocks):,} tiles of {job.tiling.side_px} pixels, {halo}"
-        first, *more = (file.target for file in job.files.values())
-        files = printable(first) + (f" and {len(more)} more" if more else "")
         remarks = "".join(f"; {note}" for note in (job.tiling.note, job.image.format.note, *notes) if note)
-        return f"{printable(task.path)}: {width}×{height}{enlarged}{tiles} → {files}{remarks}"
+        return f"{printable(task.path)}: {width}×{height}{enlarged}{tiles} → {task.shown_targets}{remarks}"
 
 
 def _target(block: Tile, part: Box, scale: int) -> Box:
@@ -475,8 +433,3 @@ def _for_each(files: dict[str, PyramidFile], work: Callable[[str, PyramidFile], 
     """Call `work` for all files in parallel, and wait for all calls."""
     for _ in ordered_map(lambda item: work(*item), files.items(), len(files)):
         pass
-
-
-def _named(files: dict[str, str], name: str) -> str:
-    """Return the file for a result; the name is "" if there is only one result."""
-    return files[name if name in files else ""]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from paceline.core.ordered_map import num_cores, ordered_map
@@ -26,33 +27,26 @@ class ClassProbability(NamedTuple):
     probability: float
 
 
-class PredictionFile:
-    """A file with one row per image, in the format given by its suffix."""
+@contextmanager
+def prediction_file(path: Path, suffix: str, top: int) -> Iterator[Callable[[str, Sequence[ClassProbability]], None]]:
+    """Open a file in the format given by a suffix, and yield a function that adds an image with its likeliest classes.
 
-    def __init__(self, path: Path, suffix: str, top: int) -> None:
-        # Bytes of a file name that are not UTF-8 stay bytes in a table; in JSON, they are escaped.
-        errors = "surrogateescape" if suffix == ".csv" else "backslashreplace"
-        self._file = path.open("w", newline="", encoding="utf-8", errors=errors)
-        self._table = csv.writer(self._file) if suffix == ".csv" else None
-        if self._table:
-            ranks = range(1, top + 1)
-            self._table.writerow(["file", *(f"{what}_{rank}" for rank in ranks for what in ("class", "probability"))])
+    Bytes of a file name that are not UTF-8 stay bytes in a table; in JSON, they are escaped.
+    """
+    errors = "surrogateescape" if suffix == ".csv" else "backslashreplace"
+    with path.open("w", newline="", encoding="utf-8", errors=errors) as file:
+        table = csv.writer(file)
+        if suffix == ".csv":
+            table.writerow(["file", *(f"{what}_{n}" for n in range(1, top + 1) for what in ("class", "probability"))])
 
-    def write(self, image: str, classes: Sequence[ClassProbability]) -> None:
-        """Add a row for an image, with its most likely class first."""
-        if self._table:
-            self._table.writerow([image, *(value for one in classes for value in one)])
-        else:
-            listed = [{"class": one.name, "probability": one.probability} for one in classes]
-            self._file.write(json.dumps({"file": image, "classes": listed}, ensure_ascii=False) + "\n")
+        def write(image: str, classes: Sequence[ClassProbability]) -> None:
+            if suffix == ".csv":
+                table.writerow([image, *chain.from_iterable(classes)])
+            else:
+                listed = [{"class": name, "probability": probability} for name, probability in classes]
+                file.write(json.dumps({"file": image, "classes": listed}, ensure_ascii=False) + "\n")
 
-    def __enter__(self) -> PredictionFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
+        yield write
 
 
 IMAGES_AT_ONCE = 32

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
-from dataclasses import astuple, dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from paceline.contracts.data_spec import EIGHT_BITS, PixelFormat
@@ -43,24 +42,44 @@ def read_pair(result: Path, target: Path, limits: Limits) -> Pair:
     Grey and RGB images are compared in 8 bits, stacks of planes in the depth of the deeper file, and floating-point
     images in the range `limits`. Raise UserError if the images cannot be compared.
     """
-    try:
+    with _naming(target):
         headers = [_header(target)]
-    except BadImage as error:
-        raise UserError(f"its target {target} cannot be used: {error}") from None
     headers.append(_header(result))
     if not any(header and (header.is_stack or header.dtype.kind == "f") for header in headers):
-        return Pair(*_read_plain(result, target), EIGHT_BITS, are_colours=True)
-    one = read_deep(result).pixels
+        one = decode(result)
+        with _naming(target):
+            other = decode(target)
+        if one.size != other.size:
+            sizes = f"{one.width}×{one.height} pixels, but {target} is {other.width}×{other.height}"
+            raise UserError(f"is {sizes}")
+        mode = "L" if one.mode == other.mode == "L" else "RGB"
+        made, real = (levels_of(np.asarray(image.convert(mode))) for image in (one, other))
+        return Pair(made, real, EIGHT_BITS, are_colours=True)
+    arrays = [read_deep(result).pixels]
+    with _naming(target):
+        arrays.append(read_deep(target).pixels)
+    if arrays[0].shape != arrays[1].shape:
+        shapes = [f"{w}×{h} pixels with {c} channel{'s' * (c > 1)}" for h, w, c in (array.shape for array in arrays)]
+        raise UserError(f"is {shapes[0]}, but {target} is {shapes[1]}")
+    names = {array.dtype.name for array in arrays}
+    is_integer = names <= {"uint8", "uint16"}
+    if not is_integer and limits is None:
+        raise UserError("has floating-point pixels; set their range with --value-range LOW,HIGH")
+    pixels = PixelFormat.of("uint16" if "uint16" in names else "uint8")
+    if not is_integer:
+        pixels = PixelFormat("float32", *(limits or ()))
+    made, real = (levels_of(to_format(array, pixels), pixels.low) for array in arrays)
+    are_colours = made.shape[1] in GREY_AND_RGB and not any(header and header.are_positions for header in headers)
+    return Pair(made, real, pixels, are_colours)
+
+
+@contextmanager
+def _naming(target: Path) -> Iterator[None]:
+    """Replace BadImage for a target with a UserError that names the target."""
     try:
-        other = read_deep(target).pixels
+        yield
     except BadImage as error:
         raise UserError(f"its target {target} cannot be used: {error}") from None
-    if one.shape != other.shape:
-        raise UserError(f"is {_described(one)}, but {target} is {_described(other)}")
-    pixels = _common_format(one, other, limits)
-    made, real = (_levels(to_format(array, pixels), pixels) for array in (one, other))
-    have_positions = any(header and header.are_positions for header in headers)
-    return Pair(made, real, pixels, one.shape[-1] in GREY_AND_RGB and not have_positions)
 
 
 def _header(path: Path) -> PlanesHeader | None:
@@ -70,40 +89,10 @@ def _header(path: Path) -> PlanesHeader | None:
         return None  # the first page may be a grey or RGB image
 
 
-def _read_plain(result: Path, target: Path) -> tuple[Tensor, Tensor]:
-    one = decode(result)
-    try:
-        other = decode(target)
-    except BadImage as error:
-        raise UserError(f"its target {target} cannot be used: {error}") from None
-    if one.size != other.size:
-        sizes = f"{one.width}×{one.height} pixels, but {target} is {other.width}×{other.height}"
-        raise UserError(f"is {sizes}")
-    mode = "L" if one.mode == other.mode == "L" else "RGB"
-    return _plain_levels(one, mode), _plain_levels(other, mode)
-
-
-def _plain_levels(image: Image.Image, mode: str) -> Tensor:
-    levels = torch.from_numpy(np.array(image.convert(mode), dtype=np.float64)).view(image.height, image.width, -1)
-    return levels.permute(2, 0, 1)[None]
-
-
-def _common_format(one: NDArray[Any], other: NDArray[Any], limits: Limits) -> PixelFormat:
-    names = {array.dtype.name for array in (one, other)}
-    if names <= {"uint8", "uint16"}:
-        return PixelFormat.of("uint16" if "uint16" in names else "uint8")
-    if limits is None:
-        raise UserError("has floating-point pixels; set their range with --value-range LOW,HIGH")
-    return PixelFormat("float32", *limits)
-
-
-def _levels(array: NDArray[Any], pixels: PixelFormat) -> Tensor:
-    return torch.from_numpy(array.astype(np.float64) - pixels.low).permute(2, 0, 1)[None]
-
-
-def _described(array: NDArray[Any]) -> str:
-    height, width, channels = array.shape
-    return f"{width}×{height} pixels with {channels} channel{'s' * (channels > 1)}"
+def levels_of(pixels: NDArray[Any], low: float = 0) -> Tensor:
+    """Return pixels [h, w] or [h, w, c] as float64 levels [1, c, h, w], counted from `low`."""
+    levels = pixels.astype(np.float64) - low
+    return torch.from_numpy(levels[..., np.newaxis] if levels.ndim == 2 else levels).permute(2, 0, 1)[None]
 
 
 BLOCK_PX = 1024  # side of the blocks that are compared at a time, in float64
@@ -143,24 +132,18 @@ def _part(span: Span, first: int, length: int) -> slice:
     return slice(start - span.start, max(start, min(span.stop, first + length)) - span.start)
 
 
-@dataclass(frozen=True)
-class Sums:
+class Sums(NamedTuple):
     """The sums over one or several blocks of an image."""
 
     squares: float = 0.0
-    num_values: int = 0
+    num_values: float = 0
     likeness: float = 0.0
-    num_windows: int = 0
-
-    def as_tensor(self) -> Tensor:
-        """Return the sums as a float64 vector, to be added across processes."""
-        return torch.tensor([self.squares, self.num_values, self.likeness, self.num_windows], dtype=torch.float64)
+    num_windows: float = 0
 
     @classmethod
     def total(cls, parts: Iterable[Sums]) -> Sums:
         """Add up the sums of blocks."""
-        squares, num_values, likeness, num_windows = zip(*map(astuple, parts), strict=True)
-        return cls(math.fsum(squares), sum(num_values), math.fsum(likeness), sum(num_windows))
+        return cls(*map(math.fsum, zip(*parts, strict=True)))
 
     def psnr(self, peak: float) -> float:
         """Return the peak signal-to-noise ratio in dB."""
@@ -203,29 +186,22 @@ def compare_regions(result: Path, target: Path, protocol: str, border: int, *, m
     """Return the same PSNR and SSIM as for whole images; raise UserError if the files cannot be compared."""
     with ExitStack() as stack:
         made = stack.enter_context(open_any_image(result))
-        try:
+        with _naming(target):
             real = stack.enter_context(open_any_image(target))
-        except BadImage as error:
-            raise UserError(f"its target {target} cannot be used: {error}") from None
         _check(made, real, target, protocol, masks)
-        pixels = PixelFormat.of(made.format.dtype.name)
-        level = made.levels[0]
-        counts = torch.zeros(len(CLASSES), 3, dtype=torch.float64)
+        pixels, level = PixelFormat.of(made.format.dtype.name), made.levels[0]
 
-        def measure(block: Comparison) -> tuple[Sums, Tensor | None]:
-            one, other = (_region_levels(image, block.tile.area) for image in (made, real))
-            found = None
-            if masks:
-                shown = [block.own(levels) * (PEAK / pixels.span) for levels in (one, other)]
-                found = pixel_counts(shown[0], shown[1])
+        def measure(block: Comparison) -> tuple[Sums, Tensor]:
+            one, other = (levels_of(image.read(0, block.tile.area)) for image in (made, real))
+            shown = [block.own(levels) * (PEAK / pixels.span) for levels in (one, other)] if masks else []
+            counts = pixel_counts(*shown) if masks else torch.zeros(len(CLASSES), 3, dtype=torch.float64)
             if protocol == "y":
                 one, other = luma(one, pixels.span), luma(other, pixels.span)
-            return block.sums(one, other, pixels.span), found
+            return block.sums(one, other, pixels.span), counts
 
-        total = Sums()
+        total, counts = Sums(), torch.zeros(len(CLASSES), 3, dtype=torch.float64)
         for sums, found in ordered_map(measure, blocks_of(level.height, level.width, border), min(num_cores(), 4)):
-            total = Sums.total([total, sums])
-            counts += 0 if found is None else found
+            total, counts = Sums.total([total, sums]), counts + found
     return RegionComparison(total.psnr(pixels.span), total.ssim(), counts, pixels, made.format.channels)
 
 
@@ -239,7 +215,3 @@ def _check(made: RegionImage, real: RegionImage, target: Path, protocol: str, ma
     if made.format.channels not in (1, 3) and (masks or protocol == "y"):
         flag = "--masks" if masks else "--protocol y"
         raise UserError(f"it has {made.format.channels} channels, but {flag} needs 1 or 3")
-
-
-def _region_levels(image: RegionImage, area: Box) -> Tensor:
-    return torch.from_numpy(image.read(0, area).astype(np.float64)).permute(2, 0, 1)[None]

@@ -18,12 +18,13 @@ from paceline.core.watch import beat
 from paceline.data.image_files import ImageFiles, SampleRegions
 from paceline.data.source import Sample, sizes_of
 from paceline.data.stream import stored, to_unit_range
-from paceline.evaluation.contract import Case, Evaluator, MeasuredByRegion, Quality
+from paceline.evaluation.contract import Case, Evaluator
+from paceline.evaluation.image_metrics import ImageEvaluator
 from paceline.evaluation.protocol import Protocol
-from paceline.images.rectangles import Span, Tile, split_side
+from paceline.images.rectangles import Box, Span, Tile, split_side
 from paceline.inference.compare_images import OVERLAP_PX, Comparison, Sums, inside_border
-from paceline.inference.tiles import Tiling, choose_tiling, inexact_halo, tiling_warning
-from paceline.inference.trained import ImageModel
+from paceline.inference.tiles import Tiling, choose_tiling, tiling_warning, usable_halo
+from paceline.inference.trained import TrainedModel
 from paceline.parallel.precision import Precision
 from paceline.parallel.world import World
 from paceline.runs.finished_run import open_run
@@ -51,7 +52,7 @@ class RegionEvaluation:
 
     def __init__(
         self,
-        image_model: ImageModel,
+        image_model: TrainedModel,
         source: ImageFiles,
         split: str,
         world: World,
@@ -61,56 +62,50 @@ class RegionEvaluation:
         """Raise UserError if the recipe cannot be evaluated by region."""
         self.recipe, self.source, self.world, self.precision = image_model.recipe, source, world, precision
         self.scale, self.pixels = self.recipe.output_scale, source.spec.pixel_format
-        evaluator_class = load_class("evaluator", self.recipe.evaluator, Evaluator)
-        if not issubclass(evaluator_class, MeasuredByRegion):
-            raise _unsupported(source, f"the evaluator {self.recipe.evaluator} needs whole images")
+        evaluator_class = load_class("evaluator", self.recipe.evaluation.evaluator, Evaluator)
+        if not issubclass(evaluator_class, ImageEvaluator):
+            raise _unsupported(source, f"the evaluator {self.recipe.evaluation.evaluator} needs whole images")
         if self.recipe.window_px:
             raise _unsupported(source, "with batchnorm=instance, images are normalised in windows")
         case = Case(source, split, len(source), open_run, self.scale, by_region=True)
         self.evaluator = evaluator_class(case, source.spec, world.device, settings)
-        field = image_model.receptive_field
-        self.field = image_model.tiled_field if field.is_measurable else field
+        self.field = image_model.tiled_field
         self.num_pixels = int(sizes_of(source).prod(axis=1).sum())
 
     def measure(self, advance: Callable[[int], None]) -> SplitMetrics:
         """Return the metrics; `advance` is called with the number of pixels that all ranks have evaluated so far."""
         evaluator, notes, divided, done = self.evaluator, list[str](), list[Tiling](), 0
-        assert isinstance(evaluator, MeasuredByRegion)
         totals = torch.zeros(len(self.source), len(evaluator.compared), 4, dtype=torch.float64)
         for index, (height, width) in enumerate((sizes_of(self.source) // self.scale).tolist()):
             tiling = self._tiling(height, width)
             notes += [tiling.note] if tiling.note else []
             divided += [tiling] if max(height, width) > tiling.side_px else []
             with self.source.regions(index, self.world.place.local_size) as regions:
-                for tile, sums in self._compared(evaluator, regions, (height, width), tiling):
+                for tile, sums in self._compared(regions, (height, width), tiling):
                     beat()
-                    for name, one in sums.items():
-                        totals[index, evaluator.compared.index(name)] += one.as_tensor()
+                    for name, part in sums.items():
+                        totals[index, evaluator.compared.index(name)] += torch.tensor(part, dtype=torch.float64)
                     done += tile.num_pixels
                     advance(min(done * self.scale**2 * self.world.size, self.num_pixels))
         totals = self.world.sum(totals.to(self.world.device)).cpu()
         if self.world.is_first:  # so that each image counts once in the sum over ranks
             for table in totals.tolist():
-                evaluator.add_image(self._qualities(dict(zip(evaluator.compared, table, strict=True))))
-        metrics = self.evaluator.results(self.world.sum(self.evaluator.sums()))
-        texts = type(self.evaluator).texts(metrics, self.source.spec)
-        protocol = {**self.evaluator.protocol(), **self.recipe.conditions}
-        return SplitMetrics(
-            metrics, protocol, (*self.evaluator.notes, _describe(divided), *dict.fromkeys(notes)), texts
-        )
-
-    def _qualities(self, table: dict[str, list[float]]) -> dict[str, Quality]:
-        found = {name: Sums(row[0], int(row[1]), row[2], int(row[3])) for name, row in table.items() if row[1]}
-        return {name: Quality(one.psnr(self.pixels.span), one.ssim()) for name, one in found.items()}
+                for name, row in zip(evaluator.compared, table, strict=True):
+                    if row[1]:
+                        values = [[Sums(*row).psnr(self.pixels.span)], [Sums(*row).ssim()]]
+                        evaluator.add_images(name, torch.tensor(values, dtype=torch.float64).unbind())
+        metrics = evaluator.results(self.world.sum(evaluator.sums()))
+        texts = type(evaluator).texts(metrics, self.source.spec)
+        protocol = {**evaluator.protocol(), **self.recipe.evaluation.conditions}
+        return SplitMetrics(metrics, protocol, (*evaluator.notes, _describe(divided), *dict.fromkeys(notes)), texts)
 
     def _compared(
-        self, evaluator: MeasuredByRegion, regions: SampleRegions, size: tuple[int, int], tiling: Tiling
+        self, regions: SampleRegions, size: tuple[int, int], tiling: Tiling
     ) -> Iterator[tuple[Tile, dict[str, Sums]]]:
         """Yield this rank's tiles of an image, with the sums of each compared image."""
-        height, width = size
+        (height, width), evaluator = size, self.evaluator
         inside = inside_border(height * self.scale, width * self.scale, evaluator.border)
         tiles = [Tile(row, column) for row in self._spans(tiling, height) for column in self._spans(tiling, width)]
-        own = tiles[self.world.rank :: self.world.size]
 
         def read(tile: Tile) -> tuple[Tile, Sample]:
             return tile, regions.read(tile.area.scaled(self.scale))
@@ -118,18 +113,24 @@ class RegionEvaluation:
         side = (tiling.side_px + 2 * tiling.halo_px) * self.scale
         tile_bytes = 2 * side**2 * self.source.spec.channels * np.dtype(self.pixels.dtype).itemsize
         for tile, sample in ordered_map(
-            read, own, num_cores(), num_bytes=lambda _: tile_bytes, max_bytes=WAITING_BYTES
+            read,
+            tiles[self.world.rank :: self.world.size],
+            num_cores(),
+            num_bytes=lambda _: tile_bytes,
+            max_bytes=WAITING_BYTES,
         ):
             rows, columns = (self._compared_span(span, length) for span, length in zip(tile, size, strict=True))
             comparison = Comparison(Tile(rows, columns), inside)
-            pairs = evaluator.pairs(*self._predicted(sample, tile, comparison))
-            own_pairs = {name: (comparison.own(made), comparison.own(real)) for name, (made, real) in pairs.items()}
-            evaluator.add_region(own_pairs)
+            place = comparison.tile.area.moved_from(tile.area.scaled(self.scale))
+            pairs = evaluator.pairs(*self._predicted(sample, place))
+            evaluator.add_region(
+                {name: (comparison.own(made), comparison.own(real)) for name, (made, real) in pairs.items()}
+            )
             yield tile, {name: comparison.sums(*pair, self.pixels.span) for name, pair in pairs.items()}
 
     @torch.no_grad()
-    def _predicted(self, sample: Sample, tile: Tile, comparison: Comparison) -> tuple[dict[str, Tensor], Batch]:
-        """Return the prediction and the batch of a tile, without its halo."""
+    def _predicted(self, sample: Sample, place: Box) -> tuple[dict[str, Tensor], Batch]:
+        """Return a part of the prediction for a sample, and the same part of the batch."""
         device, dtype = self.world.device, self.precision.weights
         batch = {}
         for name, array in sample.items():
@@ -142,11 +143,9 @@ class RegionEvaluation:
             if error.args[0] in self.recipe.draws:
                 raise _unsupported(self.source, "the recipe degrades whole images at random") from None
             raise
-        return self._cut(prediction, tile, comparison), self._cut(batch, tile, comparison)
-
-    def _cut(self, images: dict[str, Tensor], tile: Tile, comparison: Comparison) -> dict[str, Tensor]:
-        place = comparison.tile.area.moved_from(tile.area.scaled(self.scale))
-        return {name: one[..., *place.slices] for name, one in images.items()}
+        cut = (..., *place.slices)
+        prediction, batch = ({name: images[cut] for name, images in fields.items()} for fields in (prediction, batch))
+        return prediction, batch
 
     def _tiling(self, height: int, width: int) -> Tiling:
         """Return tiles that fit in memory, with the halo that makes predictions exact, if there is one."""
@@ -154,13 +153,11 @@ class RegionEvaluation:
         fitting = choose_tiling(
             self.field, (height, width), self.world.device, share=sharing, result_bytes=RESULT_BYTES
         )
-        halo = inexact_halo(self.field) if self.field.obstacles else self.field.tiled_halo_px
-        most = max(LARGEST_TILE_PX // self.scale, HALOS_PER_TILE * halo)
-        if max(height, width) <= min(fitting.side_px, most):
+        halo, multiple = usable_halo(self.field), self.field.multiple_px
+        side = min(fitting.side_px, max(LARGEST_TILE_PX // self.scale, HALOS_PER_TILE * halo))
+        if max(height, width) <= side:
             return Tiling(fitting.side_px, 0)
-        note = fitting.note or tiling_warning(self.field)
-        multiple = self.field.multiple_px
-        side = max(multiple, min(fitting.side_px, most) // multiple * multiple)
+        note, side = fitting.note or tiling_warning(self.field), max(multiple, side // multiple * multiple)
         return Tiling(side, fitting.halo_px or halo, note, multiple_px=multiple)
 
     def _spans(self, tiling: Tiling, length: int) -> list[Span]:

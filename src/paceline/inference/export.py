@@ -8,25 +8,24 @@ import json
 import logging
 import os
 import warnings
+from collections import UserDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from paceline.contracts.data_spec import PixelFormat
-from paceline.contracts.recipe import Batch, Recipe
+from paceline.contracts.recipe import CLASS_DRAW, Batch, Recipe
 from paceline.core.errors import UserError, place_outside
 from paceline.data.stream import Drawer
 from paceline.inference.trained import (
-    ImageModel,
     StoredModel,
     TrainedModel,
     main_use,
-    make_image_model,
     open_trained,
 )
 
@@ -35,47 +34,29 @@ def used_draws(recipe: Recipe, batch: Batch) -> tuple[str, ...]:
     """Return the names of the draws (random inputs) that `predict` reads from a batch."""
     recording = _RecordingBatch(batch)
     with torch.no_grad():
-        recipe.predict(recording)
+        recipe.predict(cast(Batch, recording))
     return tuple(name for name in recipe.draws if name in recording.read)
 
 
-class _RecordingBatch(dict[str, Tensor]):
+class _RecordingBatch(UserDict[str, Tensor]):
     """A batch that records which of its fields are read. Copying it counts as reading all of them."""
 
     def __init__(self, batch: Batch) -> None:
         super().__init__(batch)
-        self.read: list[str] = []
+        self.read: set[str] = set()
 
     def __getitem__(self, name: str) -> Tensor:
-        self.read.append(name)
+        self.read.add(name)
         return super().__getitem__(name)
 
-    def __iter__(self) -> Iterator[str]:
-        """Iterate as usual. Because this class defines __iter__, dict() copies it by calling __getitem__."""
-        return super().__iter__()
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.read.append(name)
-        return super().get(name, default)
-
-    def pop(self, name: str, *default: Any) -> Any:
-        self.read.append(name)
-        return super().pop(name, *default)
-
-    def items(self) -> Any:
-        return dict(self).items()
-
-    def values(self) -> Any:
-        return dict(self).values()
-
-    def copy(self) -> Batch:
+    def copy(self) -> Any:
         return dict(self)
 
     def __or__(self, other: Any) -> Any:
-        return dict(self) | other
+        return dict(self) | dict(other)
 
     def __ror__(self, other: Any) -> Any:
-        return other | dict(self)
+        return dict(other) | dict(self)
 
 
 CHECKED_PX = ((96, 128), (160, 96))  # sizes to check if any size is accepted; rounded to allowed multiples
@@ -104,13 +85,13 @@ class Exportable:
 def make_exportable(stored: StoredModel, path: str) -> Exportable:
     """Return the exportable form of a stored model; raise UserError if it cannot be exported."""
     use = main_use(stored, "export", path)
-    if use == "apply":
-        return _image_to_image(make_image_model(stored, path))
     trained = open_trained(stored, path)
+    if use == "apply":
+        return _image_to_image(trained)
     return _generator(trained) if use == "sample" else _classifier(trained, path)
 
 
-def _image_to_image(image_model: ImageModel) -> Exportable:
+def _image_to_image(image_model: TrainedModel) -> Exportable:
     """Return an Exportable that maps images to images, of any size that the networks accept.
 
     Networks that divide images into windows are exported for one image of the training size: their masks depend on the
@@ -184,15 +165,22 @@ def _generator(trained: TrainedModel) -> Exportable:
     """Return an Exportable that maps noise and, if the generator is class-conditional, class numbers to images."""
     recipe, spec = trained.recipe, trained.spec
     drawer = Drawer(recipe.draws, 0, torch.device("cpu"), torch.float32)
-    names = _draws_of_images(recipe, drawer)
+    names = used_draws(recipe, drawer.rows("samples", 0, 2))
+    if not names:
+        raise UserError(
+            f"{type(recipe).__name__} uses no random input (draw) to generate images, so there is no input to export"
+        )
     tables = [drawer.rows("samples", 0, count) for count in (2, *CHECKED_COUNTS)]
-    by_class = recipe.class_draw in names
+    by_class = CLASS_DRAW in names
     if by_class:
         for table in tables:
-            table[recipe.class_draw] = (table[recipe.class_draw] * spec.num_classes).long()
+            table[CLASS_DRAW] = (table[CLASS_DRAW] * spec.num_classes).long()
     example, *checks = ({name: table[name] for name in names} for table in tables)
     described = {name: recipe.draws[name].kind for name in names}
-    described |= {recipe.class_draw: f"int64, 0…{spec.num_classes - 1}"} if by_class else {}
+    described |= {CLASS_DRAW: f"int64, 0…{spec.num_classes - 1}"} if by_class else {}
+    metadata = {"classes": list(trained.classes)}
+    if spec.empty_classes:
+        metadata["empty_classes"] = [trained.classes[index] for index in spec.empty_classes]
     inputs = [
         f"`{name}` [{', '.join(map(str, ('n', *recipe.draws[name].shape)))}] ({described[name]})" for name in names
     ]
@@ -204,14 +192,8 @@ def _generator(trained: TrainedModel) -> Exportable:
         checks,
         BATCHES,
         f"input {', '.join(inputs)}; output image [n, {spec.channels}, {spec.height}, {spec.width}], in [-1, 1]",
-        _class_metadata(trained) if by_class else {},
+        metadata if by_class else {},
     )
-
-
-def _class_metadata(trained: TrainedModel) -> dict[str, list[str]]:
-    """Return the class names and, if there are any, those of the classes without training images."""
-    empty = [trained.classes[index] for index in trained.spec.empty_classes]
-    return {"classes": list(trained.classes), **({"empty_classes": empty} if empty else {})}
 
 
 class _ImageToImage(nn.Module):
@@ -256,8 +238,8 @@ class _Generate(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         draws = dict(zip(self.names, inputs, strict=True))
-        if self.recipe.class_draw in draws:
-            draws[self.recipe.class_draw] = (draws[self.recipe.class_draw] + 0.5) / self.num_classes
+        if CLASS_DRAW in draws:
+            draws[CLASS_DRAW] = (draws[CLASS_DRAW] + 0.5) / self.num_classes
         return (self.recipe.predict(draws)["image"],)
 
 
@@ -278,16 +260,6 @@ def _check_takes_images_alone(recipe: Recipe, images: Tensor, path: str) -> None
             f"{path}: {type(recipe).__name__}.predict() reads the random input {read[0]!r}, but a classifier's "
             "ONNX file only takes images; do not use random inputs in predict()"
         )
-
-
-def _draws_of_images(recipe: Recipe, drawer: Drawer) -> tuple[str, ...]:
-    """Return the draws (random inputs) from which images are generated; raise UserError if there are none."""
-    names = used_draws(recipe, drawer.rows("samples", 0, 2))
-    if not names:
-        raise UserError(
-            f"{type(recipe).__name__} uses no random input (draw) to generate images, so there is no input to export"
-        )
-    return names
 
 
 OPSET = 20

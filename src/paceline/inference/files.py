@@ -83,10 +83,10 @@ def find_images(arguments: Iterable[str], out: Path | None = None) -> FoundImage
     """
     found: dict[str, FoundImage] = {}
     others: dict[Path, None] = {}
-    entry_notes: dict[str, None] = {}
+    notes: dict[str, None] = {}
     unusable: dict[str, None] = {}
     skipped: list[SkippedImage] = []
-    in_out = 0
+    in_out = False
     for argument in arguments:
         try:
             images, listing = _expand(argument, out)
@@ -96,22 +96,20 @@ def find_images(arguments: Iterable[str], out: Path | None = None) -> FoundImage
         for image in images:
             found.setdefault(os.path.abspath(image.path), image)
         others.update(dict.fromkeys(file for file in listing.files if not _is_image(file)))
-        entry_notes.update(dict.fromkeys(listing.notes))
+        notes.update(dict.fromkeys(listing.notes))
         unusable.update(dict.fromkeys(f"{argument}/{entry}" for entry in listing.unusable))
         if out and not user_path(argument).is_file():
-            in_out += sum(_is_under(image.path, out) for image in images)
+            in_out |= any(_is_under(image.path, out) for image in images)
     if not found:
         raise UserError(f"{printable(skipped[0].path)}: {skipped[0].reason}")
-    notes = list(entry_notes)
     if others:
         files = "1 other file" if len(others) == 1 else f"{len(others):,} other files"
-        notes.append(f"{files} ignored: {first_few([path.name for path in others])}")
+        notes[f"{files} ignored: {first_few([path.name for path in others])}"] = None
     if in_out:
-        notes.append(
-            f"--out {out}: is also an input folder, so running this command again would also process these results"
-        )
+        again = "so running this command again would also process these results"
+        notes[f"--out {out}: is also an input folder, {again}"] = None
     ignored = [*(f"{path}: not a supported image format" for path in others), *unusable]
-    return FoundImages(list(found.values()), skipped, notes, ignored)
+    return FoundImages(list(found.values()), skipped, list(notes), ignored)
 
 
 def _expand(argument: str, out: Path | None) -> tuple[list[FoundImage], Listing]:
@@ -201,13 +199,10 @@ def with_suffix(results: Sequence[Path], suffix: str) -> list[Path]:
 
 def _target_of(stem: str, targets: dict[str, Path]) -> str:
     """Return the target name that equals a result's name or is its longest prefix or suffix; "" if there is none."""
-    if stem in targets:
-        return stem
-    found = [target for target in targets if _extends(stem, target)]
-    return max(found, key=len, default="")
 
+    def extends(target: str) -> bool:
+        after, before = stem.removeprefix(target), stem.removesuffix(target)
+        starts = after != stem and (after[0] in SEPARATORS or SCALE.fullmatch(after) is not None)
+        return starts or (before != stem and before[-1] in SEPARATORS)
 
-def _extends(stem: str, target: str) -> bool:
-    after, before = stem.removeprefix(target), stem.removesuffix(target)
-    starts = after != stem and (after[0] in SEPARATORS or SCALE.fullmatch(after) is not None)
-    return starts or (before != stem and before[-1] in SEPARATORS)
+    return stem if stem in targets else max(filter(extends, targets), key=len, default="")

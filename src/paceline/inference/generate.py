@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.config.resolve import Config
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Batch, DataSpec, Recipe
+from paceline.contracts.recipe import CLASS_DRAW, Batch, DataSpec, Recipe
 from paceline.core.errors import UserError
 from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.core.terminal import Counter
@@ -54,7 +54,7 @@ def interpolate_draws(recipe: Recipe, ends: Batch, steps: int) -> Batch:
     shares = torch.linspace(0, 1, steps)
     between = {}
     for name, rows in ends.items():
-        if name == recipe.class_draw:  # classes cannot be interpolated
+        if name == CLASS_DRAW:  # classes cannot be interpolated
             between[name] = rows[::2].repeat_interleave(steps)
             continue
         interpolate = slerp if recipe.draws[name].kind == "normal" else torch.lerp
@@ -145,7 +145,7 @@ def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) ->
     if has_strips(recipe):
         if options.flag:
             raise UserError(f"{options.flag}: only for generators, but {type(recipe).__name__} transforms images")
-        source = sources.get(recipe.evaluated_on, sources["train"])
+        source = sources.get(recipe.evaluation.split, sources["train"])
         samples = strip_samples(source, drawer, precision, stored.spec)
         channels = ShownChannels.parse(config.run.preview_channels, sources["train"].spec.channels)
         return make_strips(recipe, samples, precision, channels), caption

@@ -13,7 +13,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from paceline.contracts.recipe import Batch, DataSpec, Recipe
+from paceline.contracts.recipe import CLASS_DRAW, Batch, DataSpec, Recipe
 from paceline.core.errors import UserError, unknown
 from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.data.feed import EVALUATION_BATCH, EVALUATION_PIXELS
@@ -27,9 +27,7 @@ from paceline.inference.apply import Applier, ApplierSettings
 from paceline.inference.tiles import Composition
 from paceline.inference.trained import (
     StoredModel,
-    TrainedModel,
     check_use,
-    make_image_model,
     networks_in,
     open_trained,
     read_stored,
@@ -42,15 +40,6 @@ from paceline.training.previews import fixed_draws, make_images
 
 EVERY_CLASS = "all"  # one class per row
 MAX_LISTED = 20  # classes in an error message
-
-
-def sample_draws(
-    recipe: Recipe, drawer: Drawer, numbers: range, spec: DataSpec, label: str | int | None, truncation: float
-) -> Batch:
-    """Return the random inputs for the sample images with these numbers, which are the same in any batch."""
-    draws = fixed_draws(recipe, drawer, spec, len(numbers), numbers.start)
-    draws = truncate_draws(recipe, draws, truncation, "truncation=")
-    return draws if label is None else choose_class(recipe, draws, spec, label, 0, "label=")
 
 
 def truncate_draws(recipe: Recipe, draws: Batch, truncation: float, flag: str) -> Batch:
@@ -74,14 +63,14 @@ def choose_class(recipe: Recipe, draws: Batch, spec: DataSpec, label: str | int,
     If `columns` is 0, the images have no rows, and `all` is an unknown class.
     """
     _check_conditional(recipe, label, flag)
-    rows = draws[recipe.class_draw].clone()
+    rows = draws[CLASS_DRAW].clone()
     if columns and is_every_class(label, spec.classes):
         classes = trained_classes(spec)
         for start in range(0, len(rows), columns):
             rows[start : start + columns] = selecting(classes[start // columns % len(classes)], spec.num_classes)
     else:
         rows[:] = selecting(class_index(recipe, spec, label, flag), spec.num_classes)
-    return draws | {recipe.class_draw: rows}
+    return draws | {CLASS_DRAW: rows}
 
 
 def is_every_class(label: str | int, classes: tuple[str, ...]) -> bool:
@@ -124,7 +113,7 @@ def _find(label: str | int, classes: tuple[str, ...], flag: str) -> int:
 
 
 def _check_conditional(recipe: Recipe, label: str | int, flag: str) -> None:
-    if not recipe.class_draw:
+    if CLASS_DRAW not in recipe.draws:
         raise UserError(f"{flag}{label}: {type(recipe).__name__} is not class-conditional; leave it out")
 
 
@@ -135,42 +124,34 @@ def _listed(classes: Sequence[str]) -> str:
 
 def parse_device(wanted: str | torch.device) -> torch.device:
     """Return a device; raise UserError if this machine does not have it."""
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     try:
         device = torch.device(wanted)
+        if device.type == "cpu" or (device.type == "cuda" and (device.index or 0) < num_gpus):
+            return device
     except (RuntimeError, TypeError):
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device={str(wanted)!r}: expected 'cpu', 'cuda' or a GPU index such as 'cuda:1'")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device={str(wanted)!r}: no CUDA device is visible to PyTorch; use device='cpu'")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        last = torch.cuda.device_count() - 1
-        raise UserError(f"device={str(wanted)!r}: there is no such GPU; the last GPU is 'cuda:{last}'")
-    return device
+        pass
+    accepted = "'cpu', 'cuda' or a GPU index such as 'cuda:1'"
+    raise UserError(f"device={str(wanted)!r}: expected {accepted}; GPUs on this machine: {num_gpus}")
 
 
-def type_name(thing: object, in_a_list: bool) -> str:
-    """Return the name of a value's type, for an error message."""
-    return f"{type(thing).__name__}{' in a list' if in_a_list else ''}"
+def pixels_of(image: object) -> npt.NDArray[np.uint8]:
+    """Return an image as upright uint8 [h, w, 1 or 3]; raise UserError if it cannot be used."""
+    pixels = np.asarray(plain(image))
+    return pixels if pixels.ndim == 3 else pixels[..., np.newaxis]
 
 
 def plain(image: object) -> Image.Image:
     """Return an upright 8-bit grey or RGB image; raise UserError if the image cannot be used."""
     if not isinstance(image, Image.Image):
         hint = "convert it with Image.fromarray" if hasattr(image, "shape") else "open files with Image.open(FILE)"
-        raise UserError(f"expected a Pillow image, not {type_name(image, False)}; {hint}")
+        raise UserError(f"expected a Pillow image, not {type(image).__name__}; {hint}")
     if 0 in image.size:
         raise UserError(f"an image cannot be used: it has no pixels ({image.width}×{image.height})")
     try:
         return plain_image(image)
     except BadImage as problem:
         raise UserError(f"an image cannot be used: {problem}") from None
-
-
-def pixels_of(image: object) -> npt.NDArray[np.uint8]:
-    """Return an image as uint8 [h, w, 1 or 3]."""
-    pixels = np.asarray(plain(image))
-    return pixels if pixels.ndim == 3 else pixels[..., np.newaxis]
 
 
 def as_images(composition: Composition) -> dict[str, Image.Image]:
@@ -221,13 +202,11 @@ class Model:
         self._stored, self._path, self._run = stored, path, stored.config.run
         self._precision = choose_precision(self._run.precision, device)
         self._applier: Applier | None = None
+        self._trained = open_trained(stored, path)
         if "apply" in uses_of(stored.recipe_class):
-            image_model = make_image_model(stored, path)
-            self._trained: TrainedModel = image_model
             with self._applier_precision():
-                self._applier = Applier(ApplierSettings(), image_model, [device])
+                self._applier = Applier(ApplierSettings(), self._trained, [device])
         else:
-            self._trained = open_trained(stored, path)
             self.recipe.to(device=device, dtype=self._precision.weights)
 
     def __repr__(self) -> str:
@@ -262,7 +241,7 @@ class Model:
     @property
     def reader(self) -> ImageReader:
         """Reads image files as the model needs them."""
-        return make_reader(self.spec)
+        return make_reader(self.spec.channels, self.spec.pixel_format)
 
     @torch.no_grad()
     def predict(self, images: Images) -> Tensor:
@@ -337,7 +316,10 @@ class Model:
         if count < 1:
             raise UserError(f"sample({count}): the number of images must be at least 1")
         drawer = self._drawer(self._run.seed if seed is None else seed)
-        draws = sample_draws(self.recipe, drawer, range(first, first + count), self.spec, label, truncation)
+        draws = fixed_draws(self.recipe, drawer, self.spec, count, first)
+        draws = truncate_draws(self.recipe, draws, truncation, "truncation=")
+        if label is not None:
+            draws = choose_class(self.recipe, draws, self.spec, label, 0, "label=")
         with self._run_precision():
             images = make_images(self.recipe, draws, self._precision, self.spec.pixel_format)
         return torch.from_numpy(images).permute(0, 3, 1, 2)
@@ -413,10 +395,11 @@ class Model:
         several = isinstance(images, Iterable) and not isinstance(images, str | bytes | Image.Image)
         listed: Any = images if several else [images]
         arrays = []
-        for one in listed:  # one at a time, to limit memory use for large images
-            if not isinstance(one, Image.Image | DeepImage):
-                raise UserError(f"expected a list of Pillow images or {expected}, not {type_name(one, several)}")
-            arrays.append(self._arrange(one))
+        for image in listed:  # one at a time, to limit memory use for large images
+            if not isinstance(image, Image.Image | DeepImage):
+                kind = f"{type(image).__name__}{' in a list' if several else ''}"
+                raise UserError(f"expected a list of Pillow images or {expected}, not {kind}")
+            arrays.append(self._arrange(image))
         one_size = len({array.shape for array in arrays}) == 1
         stacks = [np.stack(arrays)] if one_size else [array[np.newaxis] for array in arrays]
         return [torch.from_numpy(stack).permute(0, 3, 1, 2) for stack in stacks]

@@ -30,6 +30,10 @@ class Axis(NamedTuple):
         """Return the axis whose element i is computed from this axis's elements stride·i + first … stride·i + last."""
         return Axis(self.step * stride, self.before + self.step * first, self.after + self.step * last)
 
+    def shifted(self, by: int) -> Axis:
+        """Return the axis whose element i is computed from this axis's element i + by."""
+        return self.seen_through(Fraction(1), Fraction(by), Fraction(by))
+
 
 Axes = tuple[Axis, Axis]  # rows and columns, the last two dimensions
 IDENTITY = Axis(Fraction(1), Fraction(0), Fraction(0))
@@ -56,11 +60,6 @@ def spread(axis: Axis, factor: int | Fraction, reach: int) -> Axis:
     """Return the index mapping for upsampling: output i reads the nearest input, and `reach` more on each side."""
     factor = Fraction(factor)
     return axis.seen_through(1 / factor, -(factor - 1) / factor - reach, Fraction(reach))
-
-
-def at(shift: int) -> tuple[Fraction, Fraction, Fraction]:
-    """Return the arguments of `seen_through` for a shift."""
-    return Fraction(1), Fraction(shift), Fraction(shift)
 
 
 def adaptive(axes: Axes, before: Sequence[int], after: Sequence[int]) -> Axes:
@@ -137,21 +136,16 @@ def receptive_field(
             halo = max(halo, -axis.before, axis.after)
     # The pixels in an enlarged image lie between the input pixels, so one more input pixel is needed.
     halo_px = math.ceil(halo) + (1 if output_scale > 1 else 0)
-    bytes_per_px = follower.most_bytes / TRACED_SIDE_PX**2
-    used = frozenset(follower.used)
-    is_traced = not follower.untraced
-    multiple_px = follower.multiple if is_traced else math.lcm(follower.multiple, window_px)
-    reasons = sorted(obstacles, key=lambda why: why not in follower.reading_all)  # the more important obstacles first
     return ReceptiveField(
         halo_px,
-        multiple_px,
-        bytes_per_px,
+        math.lcm(follower.multiple, window_px) if follower.untraced else follower.multiple,
+        follower.most_bytes / TRACED_SIDE_PX**2,
         follower.most_elements / TRACED_SIDE_PX**2,
-        tuple(reasons),
+        tuple(sorted(obstacles, key=lambda why: why not in follower.reading_all)),  # the more important ones first
         tuple(results),
-        used,
+        frozenset(follower.used),
         reads_all=bool(follower.reading_all),
-        is_traced=is_traced,
+        is_traced=not follower.untraced,
     )
 
 
@@ -249,7 +243,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         if name in ("reflection_pad2d", "replication_pad2d", "constant_pad_nd"):
             left, _, *more = args[1]
             top = more[0] if more else 0
-            return axes[0].seen_through(*at(-top)), axes[1].seen_through(*at(-left))
+            return axes[0].shifted(-top), axes[1].shifted(-left)
         if name == "pixel_shuffle":
             return both(axes, spread, (args[1], args[1]), (0, 0))
         if name.startswith(("upsample_", "_upsample_")):
@@ -283,18 +277,15 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
     def _enlarged(self, name: str, args: Sequence[Any], axes: Axes) -> Axes:
         """Return the index mapping for upsampling: each pixel is computed from its neighbours in the input."""
         reach = 0 if "nearest" in name else 1 if "bilinear" in name else 2
-        found = []
-        for number, axis in enumerate(axes):
-            before, after = args[0].shape[-2:][number], args[1][number]
-            if after % before:
-                self._obstruct(
-                    f"the network resizes {before} to {after} pixels, but only integer factors are supported"
-                )
-                # The step follows from the size of the result. Multiplied factors would give a meaningless fraction.
-                found.append(axis._replace(step=Fraction(TRACED_SIDE_PX, after)))
-                continue
-            found.append(spread(axis, Fraction(after, before), reach))
-        return found[0], found[1]
+
+        def enlarge(axis: Axis, before: int, after: int) -> Axis:
+            if after % before == 0:
+                return spread(axis, Fraction(after, before), reach)
+            self._obstruct(f"the network resizes {before} to {after} pixels, but only integer factors are supported")
+            # The step follows from the size of the result. Multiplied factors would give a meaningless fraction.
+            return axis._replace(step=Fraction(TRACED_SIDE_PX, after))
+
+        return both(axes, enlarge, args[0].shape[-2:], args[1])
 
 
 def _sliced(args: Sequence[Any], axes: Axes) -> Axes:
@@ -302,9 +293,8 @@ def _sliced(args: Sequence[Any], axes: Axes) -> Axes:
     place = dim % tensor.dim() - (tensor.dim() - 2)
     if place < 0 or not start:
         return axes
-    moved = list(axes)
-    moved[place] = moved[place].seen_through(*at(start))
-    return moved[0], moved[1]
+    rows, columns = axes
+    return (rows.shifted(start), columns) if place == 0 else (rows, columns.shifted(start))
 
 
 def _joined(known: Sequence[Axes]) -> Axes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from paceline.core.errors import describe_error
 from paceline.core.ordered_map import ordered_map
 from paceline.data.stream import TORCH_TYPES, to_pixels
 from paceline.images.decode import BadImage
-from paceline.inference.trained import ImageModel
+from paceline.inference.trained import TrainedModel
 from paceline.parallel.graphed_function import LARGEST_PX, GraphedFunction
 from paceline.parallel.precision import Precision, choose_precision
 from paceline.parallel.torch_internals import undo_compile
@@ -35,9 +35,9 @@ class Values(NamedTuple):
     finite: Tensor  # a boolean; a tensor, so that reading it can wait until the results are used
 
 
-def pixel_format(image_model: ImageModel, pixels: Pixels) -> PixelFormat:
+def pixel_format(image_model: TrainedModel, pixels: Tensor) -> PixelFormat:
     """Return the format of pixels: with the range that the networks were trained on, if one was declared."""
-    return PixelFormat.of(pixels.dtype.name, image_model.spec.value_range)
+    return PixelFormat.of(str(pixels.dtype).removeprefix("torch."), image_model.spec.value_range)
 
 
 def to_unit_range(tiles: Tensor, stored: PixelFormat) -> Tensor:
@@ -49,7 +49,7 @@ def to_unit_range(tiles: Tensor, stored: PixelFormat) -> Tensor:
 
 
 @torch.no_grad()
-def transform(image_model: ImageModel, images: Tensor) -> Values:
+def transform(image_model: TrainedModel, images: Tensor) -> Values:
     """Return the networks' results for [n, c, h, w] images in [-1, 1].
 
     The images and the networks may have different numbers of channels. Results of the same kind as the input then keep
@@ -78,43 +78,8 @@ def tensor_of(pixels: Pixels) -> Tensor:
     return torch.from_numpy(np.stack([pixels]))
 
 
-def check_finite(finite: bool, precision: str = "fp32") -> None:
-    """Raise BadImage if the networks' output is not finite."""
-    if not finite:
-        hint = "use --precision fp32" if precision != "fp32" else "the weights may be damaged"
-        raise BadImage(f"the networks' output is not finite; {hint}")
-
-
-TILES = "tiles"
-FINITE = ""  # no result has this name
-
-Forward = Callable[[Tensor, PixelFormat], Values]
-
-
-class GraphedForward:
-    """Runs a forward pass eagerly, and captures it for shapes that occur often. Stays eager if a capture fails."""
-
-    def __init__(self, forward: Forward, device: torch.device) -> None:
-        self._forward, self._device = forward, device
-        self._by_format: dict[PixelFormat, GraphedFunction] = {}
-
-    @property
-    def note(self) -> str:
-        """Why captures are off, to be printed; empty if they are on."""
-        return next((one.note for one in self._by_format.values() if one.note), "")
-
-    def __call__(self, batch: Tensor, stored: PixelFormat) -> Values:
-        if stored not in self._by_format:
-            self._by_format[stored] = GraphedFunction(lambda inputs: self._run(inputs, stored), self._device)
-        small = batch.shape[0] * batch.shape[1] * batch.shape[2] <= LARGEST_PX
-        by_name = self._by_format[stored]({TILES: batch}, capture=small)
-        return Values(by_name, by_name.pop(FINITE))
-
-    def _run(self, inputs: Batch, stored: PixelFormat) -> Batch:
-        values = self._forward(inputs[TILES], stored)
-        return {**values.by_name, FINITE: values.finite}
-
-
+TILES = "tiles"  # the input of a forward pass
+FINITE = ""  # whether all results are finite; no result has this name
 LEVELS = 255 / 2  # 8-bit levels per unit of the value range [-1, 1]
 
 
@@ -141,7 +106,9 @@ class Landing:
         """Wait for the results and return them; raise BadImage if they are not finite."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        check_finite(bool(self.finite), self.precision)
+        if not self.finite:
+            hint = "use --precision fp32" if self.precision != "fp32" else "the weights may be damaged"
+            raise BadImage(f"the networks' output is not finite; {hint}")
         return {name: result.numpy() for name, result in self.results.items()}
 
 
@@ -149,7 +116,7 @@ class TileRunner:
     """An image model on one device."""
 
     def __init__(
-        self, image_model: ImageModel, device: torch.device, precision: str = "fp32", *, compiled: bool = False
+        self, image_model: TrainedModel, device: torch.device, precision: str = "fp32", *, compiled: bool = False
     ) -> None:
         self.image_model, self.device, self.precision = image_model, device, choose_precision(precision, device)
         self._compile_note = ""
@@ -160,7 +127,7 @@ class TileRunner:
             image_model.recipe.to(memory_format=torch.channels_last)
         self._untested = compile_networks(image_model.recipe) if compiled else []
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._graphs = GraphedForward(self._forward, device) if device.type == "cuda" else None
+        self._graphs = GraphedFunction(self._forward, device) if device.type == "cuda" else None
 
     def run(self, tiles: Sequence[Pixels], inner: Inner = WHOLE) -> Landing:
         """Start computing the results for tiles of one shape, and return without waiting for a GPU.
@@ -168,19 +135,21 @@ class TileRunner:
         Only the rows and columns `inner` of the results are copied to the host.
         """
         with self._on_device():
-            batch, stored = self._batch(tiles), pixel_format(self.image_model, tiles[0])
+            inputs = {TILES: self._batch(tiles)}
             if self._untested:
-                self._try_compiled(batch, stored)
-            results = self._graphs(batch, stored) if self._graphs else self._forward(batch, stored)
-            return self._land(results, inner)
+                self._try_compiled(inputs)
+            if self._graphs is None:
+                return self._land(self._forward(inputs), inner)
+            is_small = inputs[TILES].shape[:3].numel() <= LARGEST_PX
+            return self._land(self._graphs(inputs, capture=is_small), inner)
 
     def difference_from_fp32(self, tile: Pixels) -> float:
         """Return the largest difference between this precision and fp32 for one tile, in 8-bit levels."""
         with self._on_device():
-            batch, stored = self._batch([tile]), pixel_format(self.image_model, tile)
-            made = self._values(batch, stored, self.precision)
-            with choose_precision("fp32", self.device).applied(deterministic=False, autotune=False):
-                exact = self._values(batch, stored, choose_precision("fp32", self.device))
+            batch, fp32 = self._batch([tile]), choose_precision("fp32", self.device)
+            made = self._values(batch, self.precision)
+            with fp32.applied(deterministic=False, autotune=False):
+                exact = self._values(batch, fp32)
             differences = [(made.by_name[name] - values).abs().max() for name, values in exact.by_name.items()]
             return float(torch.stack(differences).max()) * LEVELS
 
@@ -201,37 +170,38 @@ class TileRunner:
         np.stack(tiles, out=pinned.numpy())
         return pinned.to(self.device, non_blocking=True)
 
-    def _values(self, batch: Tensor, stored: PixelFormat, precision: Precision) -> Values:
-        images = to_unit_range(batch, stored)
+    def _values(self, batch: Tensor, precision: Precision) -> Values:
+        images = to_unit_range(batch, pixel_format(self.image_model, batch))
         if self.device.type == "cuda" and precision.name == "fp32":
             images = images.contiguous()  # without tensor cores, channels_last is slower
         with precision.autocast():
             return transform(self.image_model, images)
 
-    def _forward(self, batch: Tensor, stored: PixelFormat) -> Values:
-        """Return pixels instead of values in [-1, 1]."""
-        values = self._values(batch, stored, self.precision)
-        return Values({name: to_pixels(made, stored) for name, made in values.by_name.items()}, values.finite)
+    def _forward(self, inputs: Batch) -> Batch:
+        """Return pixels instead of values in [-1, 1], and whether they are finite."""
+        values, stored = self._values(inputs[TILES], self.precision), pixel_format(self.image_model, inputs[TILES])
+        return {name: to_pixels(made, stored) for name, made in values.by_name.items()} | {FINITE: values.finite}
 
-    def _land(self, results: Values, inner: Inner) -> Landing:
+    def _land(self, results: Batch, inner: Inner) -> Landing:
         rows, columns = inner
-        levels = {name: made[:, rows, columns].contiguous() for name, made in results.by_name.items()}
+        finite = results.pop(FINITE)
+        levels = {name: made[:, rows, columns].contiguous() for name, made in results.items()}
         if self._copies is None:
-            return Landing(levels, results.finite, self.precision.name)
+            return Landing(levels, finite, self.precision.name)
         self._copies.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._copies):
             host = {name: _to_pinned(made) for name, made in levels.items()}
-            finite, arrived = _to_pinned(results.finite), torch.cuda.Event()
+            host_finite, arrived = _to_pinned(finite), torch.cuda.Event()
             arrived.record()
-        for tensor in (*levels.values(), results.finite):
+        for tensor in (*levels.values(), finite):
             tensor.record_stream(self._copies)
-        return Landing(host, finite, self.precision.name, arrived)
+        return Landing(host, host_finite, self.precision.name, arrived)
 
-    def _try_compiled(self, batch: Tensor, stored: PixelFormat) -> None:
+    def _try_compiled(self, inputs: Batch) -> None:
         """Compile the networks with the first batch. If this fails, they stay eager."""
         networks, self._untested = self._untested, []
         try:
-            self._forward(batch, stored)
+            self._forward(inputs)
         except Exception as error:  # a compiler may raise any exception
             for network in networks:
                 undo_compile(network)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.core.errors import CPU_ALLOCATOR, UserError
 from paceline.data.whole_source import free_bytes
-from paceline.images.rectangles import Box, Span, Tile, split_side
+from paceline.images.rectangles import Box, Span, Tile, fixed_halo, split_side
 from paceline.inference.receptive_field import ReceptiveField
 from paceline.inference.runner import (
     LEVELS,
@@ -26,8 +26,6 @@ from paceline.inference.runner import (
     to_unit_range,
     transform,
 )
-from paceline.inference.trained import ImageModel
-from paceline.models.windows import fixed_halo
 
 SHARE_OF_FREE = 0.5  # fraction of the free memory to use; other processes need some, too
 HOST_BYTES = 2.2e9  # memory budget for the result and one tile together, when computing on the host
@@ -48,11 +46,6 @@ class Tiling:
     window_px: tuple[int, int] | None = None  # height and width of every tile including its halo, even at the edges
     multiple_px: int = 1  # tiles of one shape start at multiples of this
     uniform: bool = False  # whether tiles at the edges have a wider halo inside the image, so that shapes repeat
-
-    def halved(self, multiple: int) -> Tiling | None:
-        """Return the same tiling with tiles half as large; None if they cannot be smaller."""
-        side = self.side_px // 2 // multiple * multiple
-        return replace(self, side_px=side) if side >= max(multiple, SMALLEST_TILE_PX // 2) else None
 
     def spans(self, length: int, fixed: int = 0, start: int = 0, total: int = 0) -> list[Span]:
         """Return the tiles along a side, or a part of it; if `fixed` is given, each has that size, halo included."""
@@ -93,8 +86,8 @@ def choose_tiling(
         usual = min(free, max(least, min(most, HOST_BYTES - result_bytes)) / share)
     exact, warning = not field.obstacles, tiling_warning(field)
     if side:
-        tiling = Tiling(_rounded_up(side, field.multiple_px), field.tiled_halo_px if exact else inexact_halo(field))
-        return replace(tiling, note=warning if tiling.side_px < max(size) else "")
+        side = _rounded_up(side, field.multiple_px)
+        return Tiling(side, usable_halo(field), warning if side < max(size) else "")
     num_pixels, most_pixels = size[0] * size[1], LARGEST_TENSOR / share / field.elements_per_px
     fits = needed_bytes(field, num_pixels) <= (usual if exact or field.is_measurable else free)
     if fits and (num_pixels <= most_pixels or not exact):
@@ -155,46 +148,13 @@ def inexact_halo(field: ReceptiveField) -> int:
     return min(usual, field.tiled_halo_px) if field.is_traced else usual
 
 
+def usable_halo(field: ReceptiveField) -> int:
+    """Return the halo of tiles in the same image, which is exact unless tiles always change the result."""
+    return inexact_halo(field) if field.obstacles else field.tiled_halo_px
+
+
 def _rounded_up(side: int, multiple: int) -> int:
     return math.ceil(side / multiple) * multiple
-
-
-def describe_tile_error(
-    image_model: ImageModel, field: ReceptiveField, pixels: Pixels, tiling: Tiling, device: torch.device
-) -> str:
-    """Return a phrase with the largest and the mean change at the image's centre, in 8-bit levels.
-
-    A tile is compared with the same pixels computed from an area that extends half a tile further on each side. If
-    that area does not fit in memory, a tile half as large is compared with a full tile, which overestimates the change.
-    """
-    size, side = (pixels.shape[0], pixels.shape[1]), tiling.side_px
-    tile = _central(size, side, field.multiple_px)
-    larger = tile.grown(tiling.halo_px + max(side // 2, field.multiple_px), size)
-    what = "tiles change"
-    if needed_bytes(field, larger.num_pixels) > usable_bytes(device):
-        larger = tile.grown(tiling.halo_px, size)
-        side = max(field.multiple_px, side // 2 // field.multiple_px * field.multiple_px)
-        tile, what = _central(size, side, field.multiple_px), "tiles half as large change"
-    near = _result(image_model, pixels, tile.grown(tiling.halo_px, size), tile)
-    far = _result(image_model, pixels, larger, tile)
-    change = (near - far).abs() * LEVELS
-    largest, mean = in_levels(float(change.max())), in_levels(float(change.mean()))
-    return f"{what} the centre by at most {largest} of 255 levels (mean {mean})"
-
-
-def _central(size: tuple[int, int], side: int, multiple: int) -> Box:
-    """Return a tile near the centre of the image, aligned to a multiple."""
-    top, left = (max(0, (length - side) // 2 // multiple * multiple) for length in size)
-    return Box(top, left, side, side).grown(0, size)
-
-
-def _result(image_model: ImageModel, pixels: Pixels, context: Box, tile: Box) -> Tensor:
-    """Return the results for a tile, computed from a larger area."""
-    seen = pixels[context.slices]
-    rows, columns = tile.moved_from(context).scaled(image_model.output_scale).slices
-    device = next(image_model.recipe.parameters()).device
-    values = transform(image_model, to_unit_range(tensor_of(seen).to(device), pixel_format(image_model, seen)))
-    return torch.stack([made[0, rows, columns] for made in values.by_name.values()])
 
 
 BATCH_PX = 1 << 20  # small tiles are computed together up to this number of pixels, which keeps a GPU busy
@@ -320,25 +280,55 @@ class Composer:
     def tile_error(self, pixels: Pixels, tiling: Tiling) -> str:
         """Return how much tiles change the result, measured on the first image that needs them."""
         try:
-            self._measured_error = self._measured_error or describe_tile_error(
-                self.image_model, self.field, pixels, tiling, self.device
-            )
+            self._measured_error = self._measured_error or self._measure_error(pixels, tiling)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             return "the effect of the tiles could not be measured, because memory ran out"
         return self._measured_error
 
+    def _measure_error(self, pixels: Pixels, tiling: Tiling) -> str:
+        """Return a phrase with the largest and the mean change at the image's centre, in 8-bit levels.
+
+        A tile is compared with the same pixels computed from an area that extends half a tile further on each side. If
+        that area does not fit in memory, a tile half as large is compared with a full tile, which overestimates the
+        change.
+        """
+        size, side, multiple = (pixels.shape[0], pixels.shape[1]), tiling.side_px, self.field.multiple_px
+        tile, what = _central(size, side, multiple), "tiles change"
+        larger = tile.grown(tiling.halo_px + max(side // 2, multiple), size)
+        if needed_bytes(self.field, larger.num_pixels) > usable_bytes(self.device):
+            larger = tile.grown(tiling.halo_px, size)
+            side = max(multiple, side // 2 // multiple * multiple)
+            tile, what = _central(size, side, multiple), "tiles half as large change"
+        near, far = (self._result(pixels, area, tile) for area in (tile.grown(tiling.halo_px, size), larger))
+        change = (near - far).abs() * LEVELS
+        largest, mean = in_levels(float(change.max())), in_levels(float(change.mean()))
+        return f"{what} the centre by at most {largest} of 255 levels (mean {mean})"
+
+    def _result(self, pixels: Pixels, context: Box, tile: Box) -> Tensor:
+        """Return the results for a tile, computed from a larger area."""
+        rows, columns = tile.moved_from(context).scaled(self.image_model.output_scale).slices
+        seen = tensor_of(pixels[context.slices]).to(self.device)
+        values = transform(self.image_model, to_unit_range(seen, pixel_format(self.image_model, seen)))
+        return torch.stack([made[0, rows, columns] for made in values.by_name.values()])
+
     def _smaller(self, tiling: Tiling, height: int, width: int) -> Tiling:
         """Return tiles half as large; raise UserError if they cannot be smaller."""
         self.field = self.image_model.tiled_field
-        side = min(tiling.side_px, max(height, width))
-        exact = Tiling(side, self.field.tiled_halo_px, tiling_warning(self.field) or tiling.note)
-        halved = exact.halved(self.field.multiple_px)
-        if halved is None:
+        multiple = self.field.multiple_px
+        side = min(tiling.side_px, max(height, width)) // 2 // multiple * multiple
+        if side < max(multiple, SMALLEST_TILE_PX // 2):
             hint = ": use --accelerator cpu" if self.device.type == "cuda" else ""
             raise UserError(f"{self.device}: not enough memory for the smallest tile{hint}")
-        return replace(halved, uniform=tiling.uniform, multiple_px=self.field.multiple_px)
+        note = tiling_warning(self.field) or tiling.note
+        return Tiling(side, self.field.tiled_halo_px, note, multiple_px=multiple, uniform=tiling.uniform)
+
+
+def _central(size: tuple[int, int], side: int, multiple: int) -> Box:
+    """Return a tile near the centre of the image, aligned to a multiple."""
+    top, left = (max(0, (length - side) // 2 // multiple * multiple) for length in size)
+    return Box(top, left, side, side).grown(0, size)
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from paceline.config.resolve import Config
-from paceline.contracts.recipe import DataSpec, Recipe
+from paceline.contracts.recipe import DataSpec, Recipe, single_networks
 from paceline.core.errors import NOT_FOUND, UserError
 from paceline.core.files import user_path
 from paceline.evaluation.contract import is_classifier
@@ -52,7 +52,7 @@ class StoredModel:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A recipe with its weights, on the CPU, for inference."""
+    """A recipe in eval mode with its weights, for inference."""
 
     recipe: Recipe
     config: Config
@@ -76,6 +76,30 @@ class TrainedModel:
         # If the run trained on crops, the full image size is known only if `size` was set.
         return (run.size, run.size) if run.size else None
 
+    # The properties below are only for recipes that map images to images.
+
+    @property
+    def output_scale(self) -> int:
+        """The height and width of the results relative to the input."""
+        return self.recipe.output_scale
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The names of the images computed from one input image."""
+        return self.receptive_field.results
+
+    @cached_property
+    def receptive_field(self) -> ReceptiveField:
+        """The halo and alignment that tiles need to produce the same result as the whole image."""
+        window_px = window_multiple(self.recipe)
+        return receptive_field(self.recipe.image_to_image, self.spec.channels, self.output_scale, window_px)
+
+    @cached_property
+    def tiled_field(self) -> ReceptiveField:
+        """The receptive field for tiles. If it cannot be traced, it is measured, which takes several seconds."""
+        field = self.receptive_field
+        return measured_field(self.recipe, self.spec.channels, field) if field.is_measurable else field
+
 
 def read_stored(path: str, checkpoint: str = "best", *, trust: bool = False) -> StoredModel:
     """Read the weights and settings from a run folder or a weights file; see `core.trust` for `trust`."""
@@ -97,27 +121,18 @@ def read_stored(path: str, checkpoint: str = "best", *, trust: bool = False) -> 
 
 
 def open_trained(stored: StoredModel, path: str) -> TrainedModel:
-    """Return the recipe with its weights; weights that `image_to_image` does not need may be missing."""
-    recipe = build_for(stored)
-    load_usable(recipe, stored, path)
-    return TrainedModel(recipe, stored.config, stored.spec, stored.origin)
+    """Return the recipe with its weights, on the CPU; weights that `image_to_image` does not need may be missing."""
+    with _WithoutRandomWeights():  # drawing them takes much longer for large networks than loading the stored ones
+        recipe = build(stored.config, stored.spec)
+    if not recipe.state_dict().keys() <= evaluated_values(stored.weights).keys():
+        recipe = build(stored.config, stored.spec)  # some weights stay random
+    return load_weights(recipe, stored, path)
 
 
 def build(config: Config, spec: DataSpec) -> Recipe:
     """Return a recipe in eval mode, with random weights and without gradients."""
     with torch.random.fork_rng(devices=[]):
         return config.recipe_class(config.recipe, spec).eval().requires_grad_(False)
-
-
-def build_for(stored: StoredModel) -> Recipe:
-    """Return a recipe like `build`, whose weights are then loaded. If all of them are stored, none are random.
-
-    For large networks, drawing random weights takes much longer than loading the stored ones.
-    """
-    with _WithoutRandomWeights():
-        recipe = build(stored.config, stored.spec)
-    is_complete = recipe.state_dict().keys() <= evaluated_values(stored.weights).keys()
-    return recipe if is_complete else build(stored.config, stored.spec)
 
 
 class _WithoutRandomWeights(TorchFunctionMode):
@@ -129,23 +144,28 @@ class _WithoutRandomWeights(TorchFunctionMode):
         return filled if func in RANDOM_FILLS and isinstance(filled, nn.Parameter) else func(*args, **kwargs)
 
 
-def load_into(recipe: Recipe, weights: Mapping[str, Tensor], path: str, required: Iterable[str]) -> None:
-    """Load weights or, if present, their EMA into a recipe; raise UserError if a tensor is missing or does not fit."""
-    values = evaluated_values(dict(weights))
-    own = recipe.state_dict()
+def load_weights(recipe: Recipe, stored: StoredModel, path: str) -> TrainedModel:
+    """Load the stored weights or, if present, their EMA into a recipe; return it as a trained model.
+
+    Raise UserError if a tensor does not fit or is missing, unless `image_to_image` does not need it.
+    """
+    model = TrainedModel(recipe.eval(), stored.config, stored.spec, stored.origin)
+    values, own = evaluated_values(dict(stored.weights)), recipe.state_dict(keep_vars=True)
     for key, value in own.items():
         if key in values and values[key].shape != value.shape:
             shapes = f"{tuple(values[key].shape)} in the file, {tuple(value.shape)} in the network"
             raise UserError(
                 f"{path}: {key!r} has the wrong shape: {shapes}; check that the run's settings are unchanged"
             )
-    missing = [key for key in required if key not in values]
-    unexpected = sorted(values.keys() - own.keys())
+    missing, unexpected = [key for key in own if key not in values], sorted(values.keys() - own.keys())
+    if missing and "apply" in uses_of(stored.recipe_class):
+        missing = [key for key in missing if id(own[key]) in model.receptive_field.used]
     if missing or unexpected:
         first, what = (missing[0], "is missing") if missing else (unexpected[0], "belongs to a different network")
         raise UserError(f"{path}: {first!r} {what} (mismatched tensors: {len(missing) + len(unexpected)})")
     check_values(values, recipe, path)
     recipe.load_state_dict(values, strict=False)
+    return model
 
 
 def networks_in(stored: StoredModel, recipe: Recipe) -> dict[str, nn.Module]:
@@ -153,7 +173,7 @@ def networks_in(stored: StoredModel, recipe: Recipe) -> dict[str, nn.Module]:
     available = evaluated_values(stored.weights).keys()
     return {
         name: network
-        for name, network in recipe.single_networks.items()
+        for name, network in single_networks(recipe).items()
         if all(f"{name}.{key}" in available for key in network.state_dict())
     }
 
@@ -203,20 +223,36 @@ NO_BLEND = Blend()
 
 def read_blended(path: str, checkpoint: str, blend: Blend) -> StoredModel:
     """Read a run or weights file, and interpolate its weights with those of another one."""
-    _check(blend)
+    share, other_path = blend
+    if not 0 <= share <= 1:
+        raise UserError(f"--interpolate {share:g}: expected a number from 0 to 1")
+    if other_path and share == 1:
+        raise UserError(f"--interpolate-with {other_path}: needs --interpolate with a share below 1, such as 0.8")
     stored = read_stored(path, checkpoint)
-    if blend.share == 1:
+    if share == 1:
         return stored
-    other_path = blend.other or stored.config.run.init_from
+    other_path = other_path or stored.config.run.init_from
     if not other_path:
         raise UserError(
-            f"--interpolate {blend.share:g}: {path} was not initialised from another model; use --interpolate-with RUN"
+            f"--interpolate {share:g}: {path} was not initialised from another model; use --interpolate-with RUN"
         )
     other_path = last_finished(other_path)
     other = read_stored(other_path)
-    _check_settings(stored, other, path, other_path)
-    weights = interpolated(evaluated_values(stored.weights), evaluated_values(other.weights), blend.share, other_path)
-    origin = f"{blend.share:g} × {stored.origin} + {1 - blend.share:g} × {other.origin}"
+    # The recipe and the settings that change what the networks compute must be equal.
+    ours, theirs = (
+        {"recipe": one.config.recipe_name}
+        | {
+            name: getattr(one.config.recipe, name, "")
+            for name in stored.recipe_class.weights.settings_to_match(stored.config.recipe)
+        }
+        for one in (stored, other)
+    )
+    for name, value in ours.items():
+        if theirs[name] != value:
+            what = f"has {name}={theirs[name]}, but {path} has {name}={value}"
+            raise UserError(f"--interpolate-with {other_path}: {what}; both models must have the same networks")
+    weights = interpolated(evaluated_values(stored.weights), evaluated_values(other.weights), share, other_path)
+    origin = f"{share:g} × {stored.origin} + {1 - share:g} × {other.origin}"
     return dataclasses.replace(stored, weights=weights, origin=origin)
 
 
@@ -224,10 +260,17 @@ def interpolated(
     weights: Mapping[str, Tensor], others: Mapping[str, Tensor], share: float, other_path: str
 ) -> dict[str, Tensor]:
     """Return share · weights + (1 - share) · others for the networks that both have; the rest stays unchanged."""
-    networks = {_network(key) for key in weights} & {_network(key) for key in others}
-    ours, theirs = ({key for key in tensors if _network(key) in networks} for tensors in (weights, others))
+
+    def network(key: str) -> str:
+        return key.partition(".")[0]
+
+    def layout(tensor: Tensor) -> tuple[object, ...]:
+        return tensor.shape, tensor.is_floating_point(), tensor.is_complex()
+
+    networks = {network(key) for key in weights} & {network(key) for key in others}
+    ours, theirs = ({key for key in tensors if network(key) in networks} for tensors in (weights, others))
     differing = sorted(ours ^ theirs)
-    differing += sorted(key for key in ours & theirs if _layout(weights[key]) != _layout(others[key]))
+    differing += sorted(key for key in ours & theirs if layout(weights[key]) != layout(others[key]))
     if differing or not networks:
         what = f"{differing[0]!r} does not match" if differing else "they have no network in common"
         raise UserError(f"--interpolate-with {other_path}: {what}; both models must have the same networks")
@@ -237,89 +280,8 @@ def interpolated(
     return {**weights, **mixed}
 
 
-def _layout(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.shape, tensor.is_floating_point(), tensor.is_complex()
-
-
-def _network(key: str) -> str:
-    return key.partition(".")[0]
-
-
-def _check(blend: Blend) -> None:
-    if not 0 <= blend.share <= 1:
-        raise UserError(f"--interpolate {blend.share:g}: expected a number from 0 to 1")
-    if blend.other and blend.share == 1:
-        raise UserError(f"--interpolate-with {blend.other}: needs --interpolate with a share below 1, such as 0.8")
-
-
-def _check_settings(stored: StoredModel, other: StoredModel, path: str, other_path: str) -> None:
-    """Raise UserError if the recipes differ, or if a setting that changes what the networks compute differs."""
-    names = (stored.config.recipe_name, other.config.recipe_name)
-    if names[0] != names[1]:
-        raise UserError(
-            f"--interpolate-with {other_path}: its recipe is {names[1]!r}, but that of {path} is {names[0]!r}; "
-            "use two models of the same recipe"
-        )
-    for name in stored.recipe_class.settings_of_weights(stored.config.recipe):
-        ours, theirs = (getattr(one.config.recipe, name) for one in (stored, other))
-        if ours != theirs:
-            raise UserError(
-                f"--interpolate-with {other_path}: has {name}={theirs}, but {path} has {name}={ours}; "
-                "both models must have the same networks"
-            )
-
-
-@dataclass(frozen=True)
-class ImageModel(TrainedModel):
-    """A recipe that maps images to images, and its receptive field."""
-
-    @property
-    def output_scale(self) -> int:
-        """The height and width of the results relative to the input."""
-        return self.recipe.output_scale
-
-    @property
-    def results(self) -> tuple[str, ...]:
-        """The names of the images computed from one input image."""
-        return self.receptive_field.results
-
-    @cached_property
-    def receptive_field(self) -> ReceptiveField:
-        """The halo and alignment that tiles need to produce the same result as the whole image."""
-        window_px = window_multiple(self.recipe)
-        return receptive_field(self.recipe.image_to_image, self.spec.channels, self.output_scale, window_px)
-
-    @cached_property
-    def tiled_field(self) -> ReceptiveField:
-        """The receptive field for tiles. If it cannot be traced, it is measured, which takes several seconds."""
-        field = self.receptive_field
-        return measured_field(self.recipe, self.spec.channels, field) if field.is_measurable else field
-
-
-def open_image_model(path: str, checkpoint: str = "best", blend: Blend = NO_BLEND) -> ImageModel:
+def open_image_model(path: str, checkpoint: str = "best", blend: Blend = NO_BLEND) -> TrainedModel:
     """Open a run folder or weights file whose recipe transforms images."""
     stored = read_blended(path, checkpoint, blend)
     check_use(stored, "apply", path)
-    return make_image_model(stored, path)
-
-
-def make_image_model(stored: StoredModel, path: str) -> ImageModel:
-    """Return a stored model with its weights. Networks that `image_to_image` does not use may lack weights."""
-    image_model = ImageModel(build_for(stored), stored.config, stored.spec, stored.origin)
-    _load(image_model, stored, path)
-    return image_model
-
-
-def load_usable(recipe: Recipe, stored: StoredModel, path: str) -> None:
-    """Load stored weights into a recipe; weights that `image_to_image` does not need may be missing."""
-    is_complete = recipe.state_dict().keys() <= evaluated_values(stored.weights).keys()
-    if "apply" in uses_of(stored.recipe_class) and not is_complete:
-        _load(ImageModel(recipe.eval(), stored.config, stored.spec, stored.origin), stored, path)
-    else:
-        load_into(recipe, stored.weights, path, required=recipe.state_dict())
-
-
-def _load(image_model: ImageModel, stored: StoredModel, path: str) -> None:
-    own = image_model.recipe.state_dict(keep_vars=True)
-    required = [key for key, value in own.items() if id(value) in image_model.receptive_field.used]
-    load_into(image_model.recipe, stored.weights, path, required)
+    return open_trained(stored, path)

@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -23,6 +23,7 @@ from paceline.core.watch import (
     STACK_SIGNAL,
     Diagnosis,
     Record,
+    Silence,
     Witness,
     deviation,
     diagnose,
@@ -31,26 +32,6 @@ from paceline.core.watch import (
 )
 from paceline.launch.mailbox import USER_ERROR_WAIT_SECONDS, Mailbox
 from paceline.parallel.torch_internals import ElasticAgent
-
-
-class AwakeClock:
-    """Counts the seconds during which this process runs. It must be read at regular intervals.
-
-    If more than `longest_interval` passes between two readings, the process was suspended: by SIGSTOP, on a laptop that
-    slept, or on a paused virtual machine. Only `longest_interval` of this time is counted.
-    """
-
-    def __init__(self, longest_interval: float) -> None:
-        self._longest_interval = longest_interval
-        self._seconds, self._read_at = 0.0, time.monotonic()
-
-    def read(self) -> float:
-        """Return the seconds since the clock was created, excluding those in which the process was suspended."""
-        now = time.monotonic()
-        self._seconds += min(now - self._read_at, self._longest_interval)
-        self._read_at = now
-        return self._seconds
-
 
 HANG_FILE = "hang.txt"
 STACK_SECONDS = 5.0  # time for the workers to write their stacks; on a busy machine, a worker may have to wait
@@ -287,12 +268,13 @@ def print_restart(reason: str, left: int) -> None:
     print_line(f"{reason}; restarting from the last checkpoint (restarts left: {left})", sys.stderr)
 
 
-class _Progress(NamedTuple):
-    """The last progress report of a worker."""
+@dataclass
+class _Worker:
+    """What the watchdog knows about a worker."""
 
-    report: int | None  # see `Mailbox.last_progress`; in start-up, the number of operations of a worker that is behind
-    seen_at: float  # time on the watchdog's clock
-    patience: float  # seconds until the next report is overdue
+    silence: Silence
+    patience: float  # seconds of silence until the next report is overdue
+    report: int | None = None  # see `Mailbox.last_progress`; in start-up, the operations of a worker that is behind
 
 
 class Watchdog(threading.Thread):
@@ -311,9 +293,8 @@ class Watchdog(threading.Thread):
         self.longest_idle = join_timeout + SLACK_SECONDS
         self._ask_restarts_left = restarts_left
         self._restarts_left = 0  # restarts left when all workers were last alive
-        self._clock = AwakeClock(LONGEST_POLL_SECONDS)
-        self._all_alive_at = self._some_alive_at = self._clock.read()
-        self._progress: dict[int, _Progress] = {}  # by process
+        self._without_one, self._without_all = Silence(LONGEST_POLL_SECONDS), Silence(LONGEST_POLL_SECONDS)
+        self._workers: dict[int, _Worker] = {}  # by process
         self._killed_some = False
         self._ended = threading.Event()
 
@@ -326,45 +307,44 @@ class Watchdog(threading.Thread):
         self._ended.set()
 
     def _poll(self) -> None:
-        processes, now = self.mailbox.processes(), self._clock.read()
+        processes = self.mailbox.processes()
         alive = [process for process, is_alive in processes.items() if is_alive]
-        if alive:
-            self._some_alive_at = now
-        if len(alive) == len(processes):
-            self._all_alive_at = now
-            if alive:
-                self._killed_some = False
-                self._restarts_left = self._ask_restarts_left()
-        elif now - self._all_alive_at > USER_ERROR_WAIT_SECONDS + 1:  # the workers have had time to report a user error
+        without_one = self._without_one.add(len(alive) < len(processes))
+        without_all = self._without_all.add(not alive)
+        if alive and len(alive) == len(processes):
+            self._killed_some = False
+            self._restarts_left = self._ask_restarts_left()
+        elif without_one > USER_ERROR_WAIT_SECONDS + 1:  # the workers have had time to report a user error
             self._kill(processes)
         counts = {process: self.mailbox.num_operations(process) for process in alive}
         most = max((count for count in counts.values() if count is not None), default=0)
-        self._progress = {process: self._progress_of(process, counts[process], most, now) for process in alive}
-        silences = [(now - progress.seen_at, progress.patience) for progress in self._progress.values()]
-        overdue = [silent for silent, patience in silences if silent > patience]
+        overdue = [seconds for process in alive if (seconds := self._overdue(process, counts[process], most))]
         if overdue:
             reason = f"no progress for {max(overdue):.0f} s (--timeout {self.timeout:g})"
             print_line(f"{reason}; examining and killing all workers on this host", sys.stderr)
             examine_hang(self.mailbox, reason)
             self._kill(processes)
         will_not_restart = self._killed_some and not self._restarts_left
-        if now - self._some_alive_at > (END_SECONDS if will_not_restart else self.longest_idle):
+        if without_all > (END_SECONDS if will_not_restart else self.longest_idle):
             if reason := self.mailbox.user_error() or self.mailbox.diagnosis():
                 print_line(f"paceline: {reason}", sys.stderr)
             print_line("the launcher did not exit in time; killing it", sys.stderr)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _progress_of(self, process: int, count: int | None, most: int, now: float) -> _Progress:
-        """Return the last progress of a worker.
+    def _overdue(self, process: int, count: int | None, most: int) -> float:
+        """Return for how many seconds a worker has made no progress; 0 if it still may.
 
         Before training starts, a worker counts as making progress, unless others wait for it: they have started more
         collective operations. Only then is the number of its own operations its progress.
         """
-        report, before = self.mailbox.last_progress(process), self._progress.get(process)
-        patience = self.timeout
+        worker = self._workers.setdefault(process, _Worker(Silence(LONGEST_POLL_SECONDS), self.timeout))
+        report, patience = self.mailbox.last_progress(process), self.timeout
         if report is None and count is not None and count < most:
             report, patience = count, max(self.timeout, START_UP_SECONDS)
-        return before if before and report is not None and report == before.report else _Progress(report, now, patience)
+        seconds = worker.silence.add(report is not None and report == worker.report)
+        if not seconds:
+            worker.report, worker.patience = report, patience
+        return seconds if seconds > worker.patience else 0.0
 
     def _kill(self, processes: Mapping[int, bool]) -> None:
         self._killed_some = True

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ from paceline.core.files import open_append
 from paceline.core.trust import trusts_files
 from paceline.core.types import SettingValue
 from paceline.core.watch import die_with_parent
-from paceline.training.stop import leave_terminal, signals_to_handle
+from paceline.training.stop import handling_stop_signals, leave_terminal
 
 MAX_REASON_LENGTH = 400  # maximum length of a failure reason
 POLL_SECONDS = 0.2
@@ -128,15 +127,12 @@ def forwarded_signals(children: Collection[Child]) -> Iterator[list[int]]:
         for child in children:
             child.send(number)
 
-    here = threading.current_thread() is threading.main_thread()
-    before = {n: signal.signal(n, forward) for n in signals_to_handle()} if here else {}
-    try:
-        yield received
-    finally:
-        for child in children:
-            child.kill()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handling_stop_signals(forward):
+        try:
+            yield received
+        finally:
+            for child in children:
+                child.kill()
 
 
 def stop_late(children: Iterable[Child], received: Sequence[int]) -> None:

@@ -174,20 +174,17 @@ def serve(descriptor: int, modules: Sequence[str]) -> None:
             line = requests.readline()  # the client waits for the answer before it sends the next request
             if not line:
                 return
-            ready_end, child_end = os.pipe()
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for one in (requests, connection, ended, wake):
                     one.close()
-                os.setsid()  # the command has its own process group, as if it had been started with Popen
+                os.setpgid(0, 0)
                 die_with_parent(server)
-                os.close(child_end)
                 _run_command(**json.loads(line))
-            os.close(child_end)
-            os.read(ready_end, 1)  # returns when the child has closed its end
-            os.close(ready_end)
+            with suppress(OSError):  # the command has ended
+                os.setpgid(pid, pid)  # the client may kill the command's process group as soon as it has the answer
             _send(connection, {"pid": pid})
 
 

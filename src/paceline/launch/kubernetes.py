@@ -20,6 +20,7 @@ from paceline.launch.command import TrainCommand, check_words, settings_in
 PORT, PORT_NAME = 29400, "rendezvous"
 DATA, RUNS = "/data", "/runs"
 USER = 1000  # user ID in the Containerfile
+FAILURES_PER_HOST = 6  # how many pod failures to tolerate: each host may be preempted several times
 TRAINER = "trainer.kubeflow.org/v1alpha1"
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
@@ -46,14 +47,17 @@ class KubernetesOptions:
 
     def check(self) -> None:
         """Raise UserError for values that Kubernetes would reject, and for credentials in the environment."""
-        if self.name and not NAME.fullmatch(self.name):
-            raise UserError(f"--name {self.name!r}: expected up to 40 lowercase letters, digits and hyphens")
-        if self.namespace and not NAMESPACE.fullmatch(self.namespace):
-            raise UserError(f"--namespace {self.namespace!r}: expected up to 63 lowercase letters, digits and hyphens")
-        claims = {"--runs-claim": self.runs_claim, "--data-claim": self.data_claim}
-        for flag, name in [*claims.items(), *(("--secret", secret) for secret in self.secrets)]:
-            if name and not CLAIM.fullmatch(name):
-                raise UserError(f"{flag} {name!r}: expected lowercase letters, digits, hyphens and dots")
+        claims = [("--runs-claim", self.runs_claim), ("--data-claim", self.data_claim)]
+        claims += [("--secret", secret) for secret in self.secrets]
+        amounts = [("--memory", self.memory), ("--cpus", self.cpus), ("--shared-memory", self.shared_memory)]
+        for flag, value, form, expected in (
+            ("--name", self.name, NAME, "up to 40 lowercase letters, digits and hyphens"),
+            ("--namespace", self.namespace, NAMESPACE, "up to 63 lowercase letters, digits and hyphens"),
+            *((flag, claim, CLAIM, "lowercase letters, digits, hyphens and dots") for flag, claim in claims),
+            *((flag, amount, QUANTITY, "an amount like 4 or 8Gi") for flag, amount in amounts),
+        ):
+            if value and not form.fullmatch(value):
+                raise UserError(f"{flag} {value!r}: expected {expected}")
         if not self.image:
             raise UserError(
                 "--image: missing; pass the container image to run (the repository's Containerfile builds one)"
@@ -61,9 +65,6 @@ class KubernetesOptions:
         if not self.runs_claim:
             raise UserError("--runs-claim: missing; pass the name of a PersistentVolumeClaim for the run folder")
         check_words([self.image])
-        for flag, amount in (("--memory", self.memory), ("--cpus", self.cpus), ("--shared-memory", self.shared_memory)):
-            if amount and not QUANTITY.fullmatch(amount):
-                raise UserError(f"{flag} {amount!r}: expected an amount like 4 or 8Gi")
         for word in self.environment:
             name, equals, value = word.partition("=")
             if not equals or not VARIABLE.fullmatch(name):
@@ -85,7 +86,10 @@ def train_job(command: TrainCommand, options: KubernetesOptions) -> list[JsonObj
         "name": "node",
         "template": {
             "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
-            "spec": {"backoffLimit": _backoff_limit(command), "template": {"spec": _pod(options, _container(options))}},
+            "spec": {
+                "backoffLimit": FAILURES_PER_HOST * command.nodes,
+                "template": {"spec": _pod(options, _container(options))},
+            },
         },
     }
     runtime: JsonObject = {
@@ -133,7 +137,7 @@ def plain_job(command: TrainCommand, options: KubernetesOptions) -> list[JsonObj
             "completionMode": "Indexed",
             "completions": command.nodes,
             "parallelism": command.nodes,
-            "backoffLimit": _backoff_limit(command),
+            "backoffLimit": FAILURES_PER_HOST * command.nodes,
             "template": {"metadata": {"labels": {"job-name": options.name}}, "spec": pod},
         },
     }
@@ -149,11 +153,6 @@ def to_yaml(objects: list[JsonObject], note: str) -> str:
 def _metadata(options: KubernetesOptions) -> JsonObject:
     namespace: JsonObject = {"namespace": options.namespace} if options.namespace else {}
     return {"name": options.name, **namespace, "labels": {"app.kubernetes.io/managed-by": "paceline"}}
-
-
-def _backoff_limit(command: TrainCommand) -> int:
-    """Return how many pod failures to tolerate, so that each host may be preempted several times."""
-    return 6 * command.nodes
 
 
 def _work(command: TrainCommand, options: KubernetesOptions, first: str) -> JsonObject:

@@ -99,12 +99,14 @@ class Mailbox:
 
     def diagnosis(self) -> str:
         """Return why the workers of this round hang or failed; empty if it is not known."""
-        file = self.folder / DIAGNOSIS
-        return file.read_text() if file.exists() else ""
+        return self._read(DIAGNOSIS)
 
     def user_error(self) -> str:
         """Return the message of the user error that ended the workers; empty if there was none."""
-        file = self.folder / USER_ERROR
+        return self._read(USER_ERROR)
+
+    def _read(self, name: str) -> str:
+        file = self.folder / name
         return file.read_text() if file.exists() else ""
 
     def stop_code(self) -> int:

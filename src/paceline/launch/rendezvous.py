@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import time
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -13,7 +11,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
-from paceline.parallel.place import LOOPBACK, is_here, is_loopback, join_store, own_address, serve_store
+from paceline.parallel.place import LOOPBACK, await_server, is_here, is_loopback, join_store, own_address, serve_store
 from paceline.parallel.torch_internals import TCPStore
 
 LAST_CALL_SECONDS = 3  # how long to wait for more hosts once the minimum has joined; later hosts cause a restart
@@ -94,21 +92,12 @@ class Rendezvous:
             except OSError:  # another process on this host serves the rendezvous
                 if self.max_hosts == 1:
                     raise
-        self._wait_for_host()
+        try:
+            await_server(self.host, self.port, self.join_timeout)
+        except OSError as error:
+            raise RendezvousTimeoutError(f"{error.strerror or error}") from None
         joined: TCPStore = join_store(self.host, self.port, timeout)
         return joined
-
-    def _wait_for_host(self) -> None:
-        """Wait until the rendezvous host is reachable; wait in Python, not in torch, so that signals are handled."""
-        until = time.monotonic() + self.join_timeout
-        while True:
-            try:
-                socket.create_connection((self.host, self.port), timeout=1).close()
-                return
-            except OSError as error:
-                if time.monotonic() > until:
-                    raise RendezvousTimeoutError(f"{error.strerror or error}") from None
-                time.sleep(0.2)
 
 
 def parse_nodes(text: str) -> tuple[int, int]:

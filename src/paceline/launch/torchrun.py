@@ -27,7 +27,7 @@ from paceline.launch.child import path_flags
 from paceline.launch.mailbox import LAUNCHER, MAILBOX_FOLDER, Mailbox
 from paceline.launch.rendezvous import Rendezvous
 from paceline.parallel.torch_internals import local_address, stop_heartbeats
-from paceline.training.stop import leave_terminal, signals_to_handle
+from paceline.training.stop import handling_stop_signals, leave_terminal
 
 AGENT_ENVIRONMENT = {
     # The first process of each round serves its own store. A shared store would be lost with its host.
@@ -78,7 +78,7 @@ def run_processes(
                 if mailbox.stop_code():
                     return mailbox.stop_code()
                 report(NOT_BEGUN)
-                return _code_of(signals[0] if signals else stop.sigval)
+                return 128 + (signals[0] if signals else stop.sigval)  # as in shells, for a run that could not save
             except (RendezvousError, dist.DistError) as error:
                 return _report_no_rendezvous(error, rendezvous, mailbox, report)
             finally:
@@ -185,7 +185,7 @@ def _exit_code(
         return 0
     if signals:
         report(NOT_BEGUN if len(signals) == 1 else "stopped immediately")
-        return _code_of(signals[0])
+        return 128 + signals[0]
     if mailbox.diagnosis():
         raise UserError(mailbox.diagnosis()) from None
     rank, first = first_failure(result.failures)
@@ -214,11 +214,6 @@ def _report_no_rendezvous(
     else:
         report(f"lost the rendezvous host ({endpoint}): {str(error).splitlines()[0]}")
     return 1
-
-
-def _code_of(number: int) -> int:
-    """Return the shell exit code for a run that a signal ended before it could save."""
-    return 128 + number
 
 
 @contextmanager
@@ -252,12 +247,5 @@ def _forwarding(mailbox: Mailbox) -> Iterator[list[int]]:
         if not processes:  # no worker is registered yet; SIGTERM ends workers without the tracebacks that SIGINT causes
             raise SignalException("asked to stop", signal.SIGTERM)
 
-    if threading.current_thread() is not threading.main_thread():
+    with handling_stop_signals(forward):
         yield signals
-        return
-    before = {number: signal.signal(number, forward) for number in signals_to_handle()}
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

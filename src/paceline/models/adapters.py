@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -145,29 +146,37 @@ def fuse_channel_norms(network: nn.Module) -> nn.Module:
 
 def used_parameters(network: nn.Module, size: tuple[int, int, int, int]) -> set[str]:
     """Return the names of the parameters that the output for images of this size depends on."""
+    result, copies = run_copy(network, size, train=True)
+    reached = _leaves(result)
+    return {name for name, tensor in copies.items() if id(tensor) in reached}
+
+
+def run_copy(network: nn.Module, size: tuple[int, int, int, int], *, train: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return a network's output for images of this size, and the copies of its tensors that it was computed with."""
     try:
-        return _used(network, size, torch.device("meta"))  # computes shapes only, which takes little time
+        return _run_copy(network, size, torch.device("meta"), train)  # computes shapes only, which takes little time
     except Exception:  # a network may not support tensors without data
         with torch.random.fork_rng(devices=[]):
-            return _used(network, size, torch.device("cpu"))
+            return _run_copy(network, size, torch.device("cpu"), train)
 
 
-def _used(network: nn.Module, size: tuple[int, int, int, int], device: torch.device) -> set[str]:
-    named = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-    moved = {
-        # A copy, because normalisation layers update their statistics.
+def _run_copy(
+    network: nn.Module, size: tuple[int, int, int, int], device: torch.device, train: bool
+) -> tuple[Tensor, dict[str, Tensor]]:
+    # Copies, because normalisation layers update their statistics.
+    named = chain(network.named_parameters(), network.named_buffers())
+    copies = {
         name: tensor.detach().to(device, copy=True).requires_grad_(isinstance(tensor, nn.Parameter))
-        for name, tensor in named.items()
+        for name, tensor in named
     }
-    was_training = network.training
-    network.train()
+    was_training, dtype = network.training, next(network.parameters()).dtype
+    network.train(train)
     try:
-        with torch.enable_grad(), device:
-            result = torch.func.functional_call(network, moved, (torch.zeros(size, device=device),))
+        with torch.set_grad_enabled(train), device:
+            result = torch.func.functional_call(network, copies, (torch.zeros(size, device=device, dtype=dtype),))
     finally:
         network.train(was_training)
-    reached = _leaves(result)
-    return {name for name, tensor in moved.items() if id(tensor) in reached}
+    return result, copies
 
 
 def _leaves(result: Tensor) -> set[int]:

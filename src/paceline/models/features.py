@@ -6,7 +6,7 @@ import copy
 import importlib.util
 import re
 import warnings
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import cast
@@ -27,13 +27,11 @@ LAYERS = tuple(
 )
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RANDOM = "random"
+CPU = torch.device("cpu")
 _POOLED = {sum(CONVOLUTIONS_PER_STAGE[:stage]) for stage in range(1, len(CONVOLUTIONS_PER_STAGE))}
 _RANDOM_WIDTHS = (8, 8, 16, 16, *[32] * 4, *[64] * 8)
 
 Layers = list[tuple[Tensor, Tensor]]  # weight and bias of each layer, in order
-CopyKey = tuple[str, int, torch.device, torch.dtype]  # weights, number of convolutions, device, precision
-_loaded: dict[str, Layers] = {}
-_copies: dict[CopyKey, Layers] = {}
 _lock = Lock()  # needed because DataParallel uses several threads
 
 
@@ -64,7 +62,7 @@ class Features:
             )
         if torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
-        layers = self._copy_on(device, dtype)
+        layers = self.load(device, dtype)
         # Disable autocast, which would convert the frozen weights on every call.
         with torch.autocast(device.type, enabled=False):
             found = self._run(layers, images)
@@ -86,29 +84,23 @@ class Features:
                 found |= {after: features} if after in self.layers else {}
         return found
 
-    def load(self) -> Layers:
-        """Return the colour layer and the required convolutions in float32; a file is read only once."""
-        if self.weights not in _loaded:
-            _loaded[self.weights] = _load(self.weights)
-        colours, *convolutions = _loaded[self.weights]
+    def load(self, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> Layers:
+        """Return the colour layer, in float32 or wider, and the required convolutions; all uses share a copy."""
+        with _lock:
+            colours, *convolutions = _layers_on(self.weights, self.num_convolutions, device, dtype)
         if len(convolutions) < self.num_convolutions:
             raise UserError(
                 f"--vgg {self.weights}: has only {len(convolutions)} convolutions, but {self.layer} needs "
                 f"{self.num_convolutions}; choose an earlier layer or a different file"
             )
-        return [colours, *convolutions[: self.num_convolutions]]
+        return [colours, *convolutions]
 
-    def _copy_on(self, device: torch.device, dtype: torch.dtype) -> Layers:
-        """Return a copy of the layers on a device in a dtype; the colour layer stays in float32 or wider."""
-        key = (self.weights, self.num_convolutions, device, dtype)
-        with _lock:
-            if key not in _copies:
-                colours, *convolutions = self.load()
-                wide = torch.promote_types(dtype, torch.float32)
-                copies = [_moved(colours, device, wide)]
-                copies += [_moved(layer, device, dtype) for layer in convolutions]
-                _copies[key] = copies
-            return _copies[key]
+
+@cache
+def _layers_on(weights: str, num_convolutions: int, device: torch.device, dtype: torch.dtype) -> Layers:
+    colours, *convolutions = _load(weights)
+    wide = torch.promote_types(dtype, torch.float32)
+    return [_moved(colours, device, wide), *(_moved(layer, device, dtype) for layer in convolutions[:num_convolutions])]
 
 
 def _moved(layer: tuple[Tensor, Tensor], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -118,6 +110,7 @@ def _moved(layer: tuple[Tensor, Tensor], device: torch.device, dtype: torch.dtyp
     return weight, bias
 
 
+@cache
 def _load(weights: str) -> Layers:
     """Return all layers in float32 on the CPU: a layer that converts colours from [-1, 1], then the convolutions."""
     if weights == RANDOM:
@@ -178,15 +171,12 @@ def _numbers(name: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", name)]
 
 
-_lpips_lock = Lock()  # needed because DataParallel uses several threads
-
-
 def has_lpips() -> bool:
     """Return whether the package `lpips` is installed."""
     return importlib.util.find_spec("lpips") is not None
 
 
-@lru_cache(maxsize=1)
+@cache
 def load_lpips() -> nn.Module:
     """Return the frozen LPIPS network on the CPU; raises whatever the package raises if its weights are missing."""
     import lpips
@@ -210,13 +200,13 @@ def check_lpips() -> None:
 def lpips_loss(made: Tensor, target: Tensor) -> Tensor:
     """Return the mean LPIPS distance between images in [-1, 1], in float32 or wider."""
     dtype = torch.promote_types(made.dtype, torch.float32)
-    with _lpips_lock:
-        network = _copy_on(made.device, dtype)
+    with _lock:
+        network = _lpips_on(made.device, dtype)
     with torch.autocast(made.device.type, enabled=False):
         one, other = (images.to(dtype).expand(-1, 3, -1, -1) for images in (made, target))
         return cast(Tensor, network(one, other)).mean()
 
 
 @cache
-def _copy_on(device: torch.device, dtype: torch.dtype) -> nn.Module:
+def _lpips_on(device: torch.device, dtype: torch.dtype) -> nn.Module:
     return copy.deepcopy(load_lpips()).to(device, dtype)

@@ -97,7 +97,10 @@ def log_softplus(logits: Tensor) -> Tensor:
 def r1_penalty(discriminator: Callable[[Tensor], Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
     """Return ½‖∇D(x)‖² for each image x (Mescheder et al. 2018), and the logits D(x), computed without autocast."""
     with torch.autocast(images.device.type, enabled=False):
-        return gradient_penalty(discriminator, images)
+        images = images.detach().requires_grad_(True)
+        logits = discriminator(images)
+        (gradient,) = torch.autograd.grad(logits.sum(), images, create_graph=True)
+        return half_squared_norms(gradient), logits
 
 
 def without_float16(images: Tensor) -> AbstractContextManager[object]:
@@ -110,15 +113,6 @@ def without_float16(images: Tensor) -> AbstractContextManager[object]:
 def half_squared_norms(gradients: Tensor) -> Tensor:
     """Return ½‖∇‖² of each image's gradient."""
     return gradients.square().flatten(1).sum(1) / 2
-
-
-def gradient_penalty(discriminator: Callable[[Tensor], Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ½‖∇D(x)‖² for each image x, and the logits D(x)."""
-    with without_float16(images):
-        images = images.detach().requires_grad_(True)
-        logits = discriminator(images)
-        (gradient,) = torch.autograd.grad(logits.sum(), images, create_graph=True)
-        return half_squared_norms(gradient), logits
 
 
 SSIM_WINDOW, SSIM_SIGMA = 11, 1.5

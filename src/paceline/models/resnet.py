@@ -10,6 +10,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from paceline.models.layers import normalisation
+
 Norm = Literal["batch", "none"]
 
 
@@ -21,9 +23,9 @@ class BasicBlock(nn.Module):
     def __init__(self, in_channels: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__()
         self.conv1 = _convolution(in_channels, width, 3, norm, stride)
-        self.bn1 = _normalisation(width, norm)
+        self.bn1 = normalisation(width, norm)
         self.conv2 = _convolution(width, width, 3, norm)
-        self.bn2 = _normalisation(width, norm)
+        self.bn2 = normalisation(width, norm)
         self.relu = nn.ReLU(inplace=True)
         self.downsample = _shortcut(in_channels, width, stride, norm)
 
@@ -48,11 +50,11 @@ class Bottleneck(nn.Module):
         super().__init__()
         out_channels = width * self.expansion
         self.conv1 = _convolution(in_channels, width, 1, norm)
-        self.bn1 = _normalisation(width, norm)
+        self.bn1 = normalisation(width, norm)
         self.conv2 = _convolution(width, width, 3, norm, stride)
-        self.bn2 = _normalisation(width, norm)
+        self.bn2 = normalisation(width, norm)
         self.conv3 = _convolution(width, out_channels, 1, norm)
-        self.bn3 = _normalisation(out_channels, norm)
+        self.bn3 = normalisation(out_channels, norm)
         self.relu = nn.ReLU(inplace=True)
         self.downsample = _shortcut(in_channels, out_channels, stride, norm)
 
@@ -93,7 +95,7 @@ class ResNet(nn.Module):
         block, counts = BLOCKS[depth]
         small = stem == "small"
         self.conv1 = _convolution(in_channels, width, 3 if small else 7, norm, stride=1 if small else 2)
-        self.bn1 = _normalisation(width, norm)
+        self.bn1 = normalisation(width, norm)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
         expansion = block.expansion
@@ -124,8 +126,8 @@ class ResNet(nn.Module):
         # and networks without normalisation do not train otherwise.
         for module in self.modules():
             if isinstance(module, BasicBlock | Bottleneck):
-                convolution, normalisation = module.last_layers()
-                last = normalisation if isinstance(normalisation, nn.BatchNorm2d) else convolution
+                convolution, norm_layer = module.last_layers()
+                last = norm_layer if isinstance(norm_layer, nn.BatchNorm2d) else convolution
                 nn.init.zeros_(last.weight)
 
 
@@ -140,11 +142,7 @@ def _convolution(in_channels: int, out_channels: int, size: int, norm: Norm, str
     return nn.Conv2d(in_channels, out_channels, size, stride, padding=size // 2, bias=norm == "none")
 
 
-def _normalisation(channels: int, norm: Norm) -> nn.Module:
-    return nn.BatchNorm2d(channels) if norm == "batch" else nn.Identity()
-
-
 def _shortcut(in_channels: int, out_channels: int, stride: int, norm: Norm) -> nn.Sequential | None:
     if stride == 1 and in_channels == out_channels:
         return None
-    return nn.Sequential(_convolution(in_channels, out_channels, 1, norm, stride), _normalisation(out_channels, norm))
+    return nn.Sequential(_convolution(in_channels, out_channels, 1, norm, stride), normalisation(out_channels, norm))

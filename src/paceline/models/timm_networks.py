@@ -6,7 +6,7 @@ The data determines the number of classes, the channels and, if the architecture
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import timm
 import torch
@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
+from paceline.models.adapters import run_copy
 from paceline.models.networks import NetworkChoice, NetworkTask, first_keys
 
+create_model: Callable[..., nn.Module] = timm.create_model  # the arguments are checked when it is called
 PRETRAINED = "pretrained"  # requests timm's published weights; see `make_pretrained`
 _FROM_DATA = "the data determines it"
 _FROM_FILE = "use --init-from FILE"
@@ -48,10 +50,7 @@ def make_pretrained(choice: NetworkChoice, task: NetworkTask, weights: dict[str,
     differs, the last layer is new.
     """
     arguments = {**_checked(choice, task), **_input(choice, task), PRETRAINED: True}
-    if weights is None:
-        network = _download(choice, arguments)
-    else:
-        network = _load(choice, arguments, weights)
+    network = _download(choice, arguments) if weights is None else _load(choice, arguments, weights)
     if network.num_classes != task.num_classes:
         network.reset_classifier(task.num_classes)  # type: ignore[operator]
     return network
@@ -118,18 +117,14 @@ def _input(choice: NetworkChoice, task: NetworkTask) -> dict[str, object]:
 
 
 def _create(choice: NetworkChoice, arguments: Mapping[str, object]) -> nn.Module:
-    def make() -> nn.Module:
-        network: nn.Module = timm.create_model(choice.architecture, **arguments)
-        return network
-
-    return choice.build(make, lambda: _argument_names(choice))
+    return choice.build(lambda: create_model(choice.architecture, **arguments), lambda: _argument_names(choice))
 
 
 def _argument_names(choice: NetworkChoice) -> set[str]:
     """Return the arguments of an architecture's class, or an empty set if it accepts any argument."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):  # without memory for the weights
-            network_class = type(timm.create_model(choice.architecture))
+            network_class = type(create_model(choice.architecture))
     except Exception:  # an architecture may not support meta tensors; the caller then reports the original error
         return set()
     parameters = inspect.signature(network_class.__init__).parameters.values()
@@ -142,12 +137,11 @@ def _download(choice: NetworkChoice, arguments: Mapping[str, object]) -> nn.Modu
     if not timm.is_model_pretrained(choice.architecture):
         raise UserError(f"network_args.{PRETRAINED}=true: timm has no published weights for {choice.architecture}")
     try:
-        network: nn.Module = timm.create_model(choice.architecture, **arguments)
+        return create_model(choice.architecture, **arguments)
     except Exception as error:
         _create(choice, {**arguments, PRETRAINED: False})  # raises if the arguments are the problem
         advice = "check the network connection, or use --init-from FILE"
         raise choice.failed("its published weights cannot be downloaded or do not fit", error, advice) from None
-    return network
 
 
 def _load(choice: NetworkChoice, arguments: Mapping[str, object], weights: dict[str, Tensor]) -> nn.Module:
@@ -155,14 +149,11 @@ def _load(choice: NetworkChoice, arguments: Mapping[str, object], weights: dict[
     # With equal numbers of classes here and in the file, timm loads the weights strictly.
     overlay = {"state_dict": weights, "num_classes": num_classes, "custom_load": False, "label_offset": 0}
     try:
-        network: nn.Module = timm.create_model(
-            choice.architecture, pretrained_cfg_overlay=overlay, **{**arguments, "num_classes": num_classes}
-        )
+        return create_model(choice.architecture, pretrained_cfg_overlay=overlay, **arguments, num_classes=num_classes)
     except Exception as error:
         _create(choice, {**arguments, PRETRAINED: False})
         advice = "use weights of this network, trained with the same network_args"
         raise choice.failed("the weights belong to a different network", error, advice) from None
-    return network
 
 
 def _num_classes(choice: NetworkChoice, weights: Mapping[str, Tensor]) -> int:
@@ -179,26 +170,9 @@ def _first(names: str | Sequence[str] | None) -> str:
 def check_input(network: nn.Module, choice: NetworkChoice, task: NetworkTask) -> None:
     """Raise UserError if the network cannot process images of this size, for example because it downsamples too far."""
     try:
-        _run(network, task, "meta")  # computes shapes only, which takes little time
-    except Exception:  # a network may not support meta tensors
-        try:
-            _run(network, task, "cpu")
-        except Exception as error:
-            size = f"{task.width}×{task.height}"
-            advice = "use --set size=PIXELS to scale the images, or choose a different network"
-            raise choice.failed(f"cannot process images of {size} pixels", error, advice) from None
-
-
-def _run(network: nn.Module, task: NetworkTask, device: str) -> None:
-    tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-    moved = {name: tensor.to(device) for name, tensor in tensors.items()}
-    dtype = next(network.parameters()).dtype
-    images = torch.zeros(1, task.in_channels, task.height, task.width, device=device, dtype=dtype)
-    was_training = network.training
-    try:
-        with torch.no_grad():
-            logits = torch.func.functional_call(network.eval(), moved, (images,))
-    finally:
-        network.train(was_training)
-    if logits.shape != (1, task.num_classes):
-        raise ValueError(f"the output has shape {tuple(logits.shape)}, not {(1, task.num_classes)}")
+        shape = run_copy(network, (1, task.in_channels, task.height, task.width), train=False)[0].shape
+        if shape != (1, task.num_classes):
+            raise ValueError(f"the output has shape {tuple(shape)}, not {(1, task.num_classes)}")
+    except Exception as error:
+        advice = "use --set size=PIXELS to scale the images, or choose a different network"
+        raise choice.failed(f"cannot process images of {task.width}×{task.height} pixels", error, advice) from None

@@ -100,14 +100,6 @@ class SynchronizedBatchNorm(AnyBatchNorm):
         self.running_var.lerp_((variance * count / (count - 1)).to(self.running_var.dtype), momentum)
 
 
-class _SynchronizedByImage(NormByImage, SynchronizedBatchNorm):  # type: ignore[misc]
-    """Paceline's synchronised BatchNorm; in eval mode, each image is normalised using its own statistics."""
-
-
-class _TorchSyncByImage(NormByImage, nn.SyncBatchNorm):  # type: ignore[misc]
-    """Torch's synchronised BatchNorm; in eval mode, each image is normalised using its own statistics."""
-
-
 class _ThenSubmodules(nn.Module):
     """Applies a BatchNorm, and then its submodules in order."""
 
@@ -116,14 +108,6 @@ class _ThenSubmodules(nn.Module):
         for module in self.children():
             result = module(result)
         return result
-
-
-class _SynchronizedThenSubmodules(_ThenSubmodules, SynchronizedBatchNorm):
-    """Paceline's synchronised BatchNorm, followed by its submodules."""
-
-
-class _TorchSyncThenSubmodules(_ThenSubmodules, nn.SyncBatchNorm):
-    """Torch's synchronised BatchNorm, followed by its submodules."""
 
 
 def _by_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
@@ -234,11 +218,18 @@ def synchronize(module: nn.Module, *, ours: bool) -> nn.Module:
 
 
 def _synchronized_class(norm: AnyBatchNorm, ours: bool) -> type[AnyBatchNorm]:
-    if isinstance(norm, NormByImage):
-        return _SynchronizedByImage if ours else _TorchSyncByImage
+    kind = SynchronizedBatchNorm if ours else nn.SyncBatchNorm
+    if isinstance(norm, NormByImage):  # in eval mode, each image is normalised using its own statistics
+        return _combined(NormByImage, kind)
     if any(norm.children()):  # modules that are applied to the result, such as the activation in timm's BatchNormAct2d
-        return _SynchronizedThenSubmodules if ours else _TorchSyncThenSubmodules
-    return SynchronizedBatchNorm if ours else nn.SyncBatchNorm
+        return _combined(_ThenSubmodules, kind)
+    return kind
+
+
+@cache
+def _combined(first: type[nn.Module], kind: type[AnyBatchNorm]) -> type[AnyBatchNorm]:
+    """Return a synchronised BatchNorm that also does what another class does."""
+    return type(f"{first.__name__}{kind.__name__}", (first, kind), {})
 
 
 def leave_batchnorm_eager(module: nn.Module) -> None:

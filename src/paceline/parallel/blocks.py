@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from paceline.contracts.recipe import Recipe
+from paceline.contracts.recipe import Recipe, single_networks
 from paceline.core.errors import UserError
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -20,10 +20,10 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 def blocks_of(recipe: Recipe, name: str) -> list[nn.Module]:
     """Return the blocks of one of the recipe's networks in definition order, without duplicates.
 
-    `name` is a key of `recipe.single_networks`. The recipe can list the blocks. By default, they are the largest
+    `name` is a key of `single_networks`. The recipe can list the blocks. By default, they are the largest
     modules that occur several times in a container.
     """
-    network = recipe.single_networks[name]
+    network = single_networks(recipe)[name]
     listed = recipe.blocks.get(name, recipe.blocks.get(name.partition(".")[0]))
     if listed is None:
         return list(dict.fromkeys(_repeated(network)))
@@ -94,7 +94,7 @@ def recompute_blocks(recipe: Recipe, mode: Mode = nullcontext) -> int:
     are recomputed in the context that `mode` returns: a torch function mode is not active during a backward pass.
     """
     count = 0
-    for name in recipe.single_networks:
+    for name in single_networks(recipe):
         if name.partition(".")[0] not in recipe.double_backward:
             for block in blocks_of(recipe, name):
                 block.forward = _recomputed(block, block.forward, mode)

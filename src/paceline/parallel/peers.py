@@ -16,12 +16,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 import torch.distributed as dist
 
 from paceline.core.errors import UserError
 from paceline.core.text import printable
-from paceline.core.watch import Operation, Record, Witness, diagnose, recorder
+from paceline.core.watch import Operation, Record, Silence, Witness, diagnose, recorder
+from paceline.parallel.place import await_server
 
 BEAT_SECONDS = 0.5  # time between a rank's reports
 SILENT_SECONDS = 60.0  # a rank that sends no report for this long has ended; a busy machine can delay reports
@@ -33,17 +35,15 @@ FAILED = "failed"  # key in the store for the first failure
 EXAMINED = "examined"  # key in the store: a rank that hangs asks the others for their records
 NO_ANSWER = "does not answer: it may be stopped"
 LEFT = b"left"  # last report of a rank that has left the group
+Answer = TypeVar("Answer")
 
 
-def await_server(host: str, port: int, seconds: float) -> None:
+def await_rank_0(host: str, port: int, seconds: float) -> None:
     """Wait until rank 0 serves the store, without the warnings that torch would print; raise UserError on timeout."""
-    until = time.monotonic() + seconds
-    while True:
-        with suppress(OSError), socket.create_connection((host, port), timeout=max(1.0, until - time.monotonic())):
-            return
-        if time.monotonic() > until:
-            raise UserError(f"{_too_late([0], seconds)} at {host}:{port} (MASTER_ADDR, MASTER_PORT)")
-        time.sleep(0.1)
+    try:
+        await_server(host, port, seconds)
+    except OSError:
+        raise UserError(f"{_too_late([0], seconds)} at {host}:{port} (MASTER_ADDR, MASTER_PORT)") from None
 
 
 def call_roll(store: dist.Store, rank: int, size: int, seconds: float) -> None:
@@ -97,16 +97,14 @@ class Peers(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        watched, last, silent = (self._rank + 1) % self._size, b"", 0.0
+        watched, last, silence = (self._rank + 1) % self._size, b"", Silence(2 * BEAT_SECONDS)
         while not self._ended.wait(BEAT_SECONDS):
             if not self._find_failure():
                 self._beat()
                 self._answer_examination()
-                beat = self._beat_of(watched)
-                # Add up intervals, so that time during which all processes were suspended is not counted.
-                last, silent = beat, silent + BEAT_SECONDS if beat == last != LEFT else 0.0
-                if silent > SILENT_SECONDS:
-                    self._publish(_silent(watched, beat))
+                before, last = last, self._beat_of(watched)
+                if silence.add(before == last != LEFT) > SILENT_SECONDS:
+                    self._publish(_silent(watched, last))
             elif not self._ended.wait(GRACE_SECONDS):
                 self.before_exit(self._failure)
                 print(f"paceline: {printable(self._failure)}", file=sys.stderr, flush=True)
@@ -153,7 +151,7 @@ class Peers(threading.Thread):
         return found[0] if found else f"rank 0 did not arrive: rank 0 {NO_ANSWER}; {reason}"
 
     def _compare_records(self, reason: str, found: list[str]) -> None:
-        self._set(EXAMINED, b"")
+        self._set(EXAMINED, b"yes")
         self._send_record()
         until = time.monotonic() + EXAMINATION_SECONDS
         while time.monotonic() < until and any(self._record_of(rank) is None for rank in range(self._size)):
@@ -173,27 +171,20 @@ class Peers(threading.Thread):
 
     def _answer_examination(self) -> None:
         """Send this rank's record if another rank has asked for it."""
-        with suppress(dist.DistError):
-            if self._has_server() and self._store.check([EXAMINED]):
-                self._send_record()
+        if self._get(EXAMINED):
+            self._send_record()
 
     def _send_record(self) -> None:
         self._set(f"record/{self._rank}", json.dumps(recorder().record().operations).encode())
 
     def _record_of(self, rank: int) -> tuple[Operation, ...] | None:
-        key = f"record/{rank}"
-        with suppress(dist.DistError):
-            if self._has_server() and self._store.check([key]):
-                return tuple(Operation(*one) for one in json.loads(bytes(self._store.get(key))))
-        return None
+        record = self._get(f"record/{rank}")
+        return tuple(Operation(*operation) for operation in json.loads(record)) if record else None
 
     def _find_failure(self) -> str:
         """Return the first failure in the group; empty if there was none."""
         if not self._failure:
-            if self._has_server():
-                with suppress(dist.DistError):
-                    self._failure = read_failure(self._store)
-            self._failure = self._failure or ("" if self._has_server() else "rank 0 ended")
+            self._failure = self._get(FAILED).decode() or ("" if self._has_server() else "rank 0 ended")
             if self._failure:
                 self._set(f"read/{self._rank}", b"")
         return self._failure
@@ -215,30 +206,32 @@ class Peers(threading.Thread):
         """Wait until the other ranks have read this rank's failure, because the store may close on exit."""
         until = time.monotonic() + BLAME_SECONDS
         keys = [f"read/{one}" for one in range(self._size) if one != self._rank]
-        with suppress(dist.DistError):
-            while time.monotonic() < until and self._has_server() and not self._store.check(keys):
-                time.sleep(BEAT_SECONDS / 4)
+        while time.monotonic() < until and not self._ask(lambda: self._store.check(keys), True):
+            time.sleep(BEAT_SECONDS / 4)
 
     def _beat(self) -> None:
         self._beats += 1
         self._set(f"beat/{self._rank}", f"{self._beats} {recorder().record().last or ''}".encode())
 
     def _beat_of(self, rank: int) -> bytes:
-        key = f"beat/{rank}"
-        with suppress(dist.DistError):
-            if self._has_server() and self._store.check([key]):
-                return bytes(self._store.get(key))
-        return b""
+        return self._get(f"beat/{rank}")
+
+    def _get(self, key: str) -> bytes:
+        """Return what a rank has stored; empty if there is nothing."""
+        return self._ask(lambda: bytes(self._store.get(key)) if self._store.check([key]) else b"", b"")
 
     def _set(self, key: str, value: bytes) -> None:
-        with suppress(dist.DistError):
-            if self._has_server():
-                self._store.set(key, value.decode())
+        self._ask(lambda: self._store.set(key, value.decode()), None)
 
     def _publish(self, failure: str) -> None:
+        self._ask(lambda: publish_failure(self._store, failure), "")
+
+    def _ask(self, call: Callable[[], Answer], without_server: Answer) -> Answer:
+        """Return the result of a call to the store."""
         with suppress(dist.DistError):
             if self._has_server():
-                publish_failure(self._store, failure)
+                return call()
+        return without_server
 
     def _has_server(self) -> bool:
         """Return whether the process that serves the store is alive; the connection is readable only after it exits."""

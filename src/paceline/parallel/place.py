@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import struct
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -139,6 +140,19 @@ def serve_store(host: str, port: int, timeout: timedelta, *, on_all: bool = Fals
 def join_store(host: str, port: int, timeout: timedelta) -> dist.TCPStore:
     """Return a client of a store that another process serves."""
     return dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+
+
+def await_server(host: str, port: int, seconds: float) -> None:
+    """Wait until a server can be reached, in Python and not in torch, so that signals are handled; raise OSError."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=1.0).close()
+            return
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
 
 
 def own_address(host: str) -> str:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from paceline.config.resolve import Config
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
-from paceline.core.errors import UserError
-from paceline.core.registry import load_class
+from paceline.core.errors import UserError, missing
+from paceline.core.registry import is_installed, load_class
 from paceline.core.watch import start_operation
 from paceline.parallel.batchnorm import has_batchnorm, synchronize
 from paceline.parallel.blocks import recompute_blocks
@@ -80,6 +80,7 @@ class Trainable:
 
 
 StepData = TypeVar("StepData")
+Feature = Literal["capture", "compile", "recompute", "parity", "breakdown", "cpu"]  # see `Strategy.why_not`
 NOTHING = "nothing"  # a dummy phase: its loss uses every parameter and has zero gradients
 
 
@@ -135,8 +136,6 @@ class Strategy:
 
 
         class Counting(Strategy):
-            max_devices = 1
-
             def drive(self, steps, advance):
                 count = 0
                 for data in steps:
@@ -153,12 +152,14 @@ class Strategy:
 
     # Properties of a strategy. Other code checks these properties, never the strategy's name.
     needs_processes: ClassVar[bool] = False
-    """Whether the strategy needs one process per device."""
-    max_devices: ClassVar[int | None] = None
-    """The maximum number of devices that the strategy can use.
+    """Whether the strategy needs one process per device.
 
-    None means no maximum. However, a strategy that neither sets `needs_processes` nor overrides `num_devices` can use
-    only one device.
+    A strategy that neither sets this nor overrides `local_devices` uses only one device.
+    """
+    shards_weights: ClassVar[bool] = False
+    """Whether each process holds only a part of the weights.
+
+    All processes then write a checkpoint together, and `checkpoint_activations=auto` means on.
     """
     complexity: ClassVar[int] = 0
     """Tie-breaker: among equally good strategies, a report recommends the one with the lowest value."""
@@ -166,46 +167,31 @@ class Strategy:
     """A module that the strategy needs in addition to torch; empty if there is none."""
     extra: ClassVar[str] = ""
     """The Paceline extra that installs `package`."""
-    shards_weights: ClassVar[bool] = False
-    """Whether each process holds only a part of the weights.
 
-    All processes then write a checkpoint together, and `checkpoint_activations=auto` means on.
-    """
-    memory_format: ClassVar[torch.memory_format] = torch.channels_last
-    """The memory format of the weights on a GPU."""
-    cannot_capture: ClassVar[str] = ""
-    """Why the strategy's step cannot be captured as a CUDA graph; empty if it can."""
-    eager_steps: ClassVar[int] = 11
-    """How many eager steps must precede the capture of a step as a CUDA graph.
+    @classmethod
+    def why_not(cls, feature: Feature) -> str:
+        """Return why the strategy does not support a feature; empty if it does.
 
-    The first step creates the optimizer's state and selects kernels. torch recommends three steps before a capture, and
-    DistributedDataParallel requires eleven.
-    """
-    cannot_compile: ClassVar[str] = ""
-    """Why the strategy's networks cannot be compiled; empty if they can."""
-    cannot_recompute: ClassVar[str] = ""
-    """Why activations cannot be recomputed in the backward pass; empty if they can."""
-    parity_obstacle: ClassVar[str] = ""
-    """Why the weights may differ from those trained on one device; empty if they are equal."""
-    ladder_obstacle: ClassVar[str] = ""
-    """Why the strategy's step-time breakdown cannot be measured; empty if it can."""
-    cpu_obstacle: ClassVar[str] = ""
-    """Why there is no benefit in using the strategy on a CPU; empty if there is one."""
+        Args:
+            feature: "capture": its step is captured as a CUDA graph; "compile": its networks are compiled; "recompute":
+                activations are recomputed in the backward pass; "parity": the weights equal those trained on one
+                device; "breakdown": the times of its step's parts are measured; "cpu": there is a benefit in using it
+                on a CPU.
+        """
+        return ""
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         """Move the recipe to its device and wrap it, ready for the first step."""
-        most = self.device_limit()
-        if most is not None and settings.devices > most:
-            name = settings.strategy
+        if settings.devices > 1 and uses_one_device(type(self)):
             raise UserError(
-                f"--strategy {name}: uses only {most} of {settings.devices} devices; use ddp, or --devices {most}"
+                f"--strategy {settings.strategy}: uses only 1 of {settings.devices} devices; use ddp, or --devices 1"
             )
         self.settings, self.world, self.precision, self.recipe = settings, world, precision, recipe
         if self.needs_processes and world.size > 1:
             start_operation("wrap the networks")  # DistributedDataParallel compares the networks of all processes
         self.notes: list[str] = []  # decisions and their reasons, printed before the first step
         self.evaluated: frozenset[str] | None = None  # the networks that predictions use; None if not known yet
-        self.place(recipe)
+        self._place(recipe)
         if self.needs_processes and world.size > 1:
             self._synchronize_batchnorm(recipe)
         self.recomputes = self._recompute(recipe)
@@ -214,15 +200,12 @@ class Strategy:
         self.call = PhaseCall(recipe, replace(precision, caches_casts=not self.shards_weights))
 
     @property
-    def num_devices(self) -> int:
-        """The number of devices that each batch is divided among."""
-        return self.world.size
+    def local_devices(self) -> list[torch.device]:
+        """The devices of this process that each batch is divided among.
 
-    @classmethod
-    def device_limit(cls) -> int | None:
-        """Return the maximum number of devices; None if there is no maximum."""
-        undeclared = not cls.needs_processes and cls.num_devices is Strategy.num_devices
-        return 1 if cls.max_devices is None and undeclared else cls.max_devices
+        A device may be listed several times.
+        """
+        return [self.world.device]
 
     @classmethod
     def memory_shares(cls, recipe: Recipe, num_devices: int) -> MemoryShares:
@@ -232,12 +215,12 @@ class Strategy:
         """
         return MemoryShares()
 
-    def place(self, recipe: Recipe) -> None:
+    def _place(self, recipe: Recipe) -> None:
         """Move the recipe to the device, in the precision and memory format of the run."""
         # A sharding strategy moves one block at a time, because a whole network may be too large for a device.
         recipe.to(device=None if self.shards_weights else self.world.device, dtype=self.precision.weights)
-        if self.world.device.type == "cuda":
-            recipe.to(memory_format=self.memory_format)
+        if self.world.device.type == "cuda":  # fully_shard rejects parameters that are not contiguous
+            recipe.to(memory_format=torch.contiguous_format if self.shards_weights else torch.channels_last)
 
     def _synchronize_batchnorm(self, recipe: Recipe) -> None:
         with_norm = [name for name, network in recipe.networks.items() if has_batchnorm(network)]
@@ -263,9 +246,10 @@ class Strategy:
         wanted = self.settings.checkpoint_activations
         if wanted == "off" or (wanted == "auto" and not (self.shards_weights and self.world.size > 1)):
             return False
-        if self.cannot_recompute and wanted == "on":
-            raise UserError(f"checkpoint_activations=on: {self.cannot_recompute}; use checkpoint_activations=off")
-        count = 0 if self.cannot_recompute else recompute_blocks(recipe)
+        obstacle = self.why_not("recompute")
+        if obstacle and wanted == "on":
+            raise UserError(f"checkpoint_activations=on: {obstacle}; use checkpoint_activations=off")
+        count = 0 if obstacle else recompute_blocks(recipe)
         if wanted == "on" and not count:
             raise UserError(
                 "checkpoint_activations=on: no network has repeated blocks that can be recomputed; "
@@ -275,11 +259,6 @@ class Strategy:
             blocks = "1 block" if count == 1 else f"{count} blocks"
             self.notes.append(f"activations: recomputed in the backward pass for {blocks} (checkpoint_activations)")
         return count > 0
-
-    def generators(self) -> list[torch.Generator]:
-        """Return the random generators that dropout uses in this process, one per device."""
-        device = self.world.device
-        return [torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator]
 
     def forward(self, phase: Phase, batch: Batch) -> Loss:
         """Return the loss of a phase for this process's slice of a micro-batch."""
@@ -315,6 +294,23 @@ class Strategy:
             advance(data)
 
 
+def uses_one_device(strategy: type[Strategy]) -> bool:
+    """Return whether a strategy cannot use several devices."""
+    return not strategy.needs_processes and strategy.local_devices is Strategy.local_devices
+
+
+def num_devices(strategy: Strategy) -> int:
+    """Return the number of devices that each batch is divided among."""
+    return strategy.world.size * len(strategy.local_devices)
+
+
+def why_unavailable(strategy: type[Strategy], *, on_gpus: bool) -> str:
+    """Return why a strategy cannot be used here; empty if it can."""
+    if not is_installed(strategy.package):
+        return missing(strategy.package, strategy.extra)
+    return "" if on_gpus else strategy.why_not("cpu")
+
+
 AUTO = {"one device": "single", "several": "ddp"}  # what `--strategy auto` selects
 
 
@@ -322,7 +318,7 @@ def strategy_name(name: str, devices: int, accelerator: str = "") -> tuple[str, 
     """Return the name of the strategy that the settings select, and the number of devices."""
     if name == "auto":
         name = AUTO["several" if devices > 1 else "one device"]
-    if accelerator == "cpu" and load_class("strategy", name, Strategy).cpu_obstacle:
+    if accelerator == "cpu" and load_class("strategy", name, Strategy).why_not("cpu"):
         return AUTO["one device"], 1
     return name, devices
 

@@ -51,7 +51,6 @@ __all__ = [
     "lerp_all",
     "local_address",
     "local_collectives",
-    "nccl_trace",
     "norms_of",
     "own_generator_state",
     "real_tensors",
@@ -249,13 +248,6 @@ def adam_update(
     changes = torch._foreach_div(means, roots)
     torch._foreach_mul_(changes, -rate)
     torch._foreach_add_(list(parameters), changes)
-
-
-def nccl_trace() -> bytes:
-    """Return the collectives that NCCL's flight recorder has kept, as JSON; torch has no public way to read it."""
-    read = torch._C._distributed_c10d._dump_nccl_trace_json  # type: ignore[attr-defined]  # only in builds with NCCL
-    trace: bytes | str = read()
-    return trace.encode() if isinstance(trace, str) else trace
 
 
 def has_exchanged_gradients(wrapper: nn.parallel.DistributedDataParallel) -> bool:

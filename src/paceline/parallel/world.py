@@ -6,10 +6,9 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -20,7 +19,7 @@ from paceline.core.errors import UserError
 from paceline.core.ordered_map import num_cores
 from paceline.core.watch import is_watched, recorder, start_operation
 from paceline.parallel.batchnorm import sum_over_processes
-from paceline.parallel.peers import Peers, await_server, call_roll
+from paceline.parallel.peers import Peers, await_rank_0, call_roll
 from paceline.parallel.place import (
     Place,
     check_interface,
@@ -32,26 +31,6 @@ from paceline.parallel.place import (
     place_of,
     serve_store,
 )
-from paceline.parallel.torch_internals import nccl_trace
-
-# The first variable turns the recorder on. The second is its former name, for which torch prints a warning.
-VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-NUM_ENTRIES = "2000"
-
-
-def enable_flight_recorder(backend: str) -> None:
-    """Make NCCL record its collectives, unless the user has set its size; call this before the group is created."""
-    if backend == "nccl" and not any(name in os.environ for name in VARIABLES):
-        os.environ[VARIABLES[0]] = NUM_ENTRIES
-
-
-def write_nccl_record(logs: Path, rank: int) -> None:
-    """Write the collectives that NCCL recorded to logs/nccl-rank-N.json; do nothing without NCCL."""
-    if not (dist.is_initialized() and dist.get_backend() == "nccl"):
-        return
-    with suppress(Exception):  # an additional file must not hide the reason for a hang
-        (logs / f"nccl-rank-{rank}.json").write_bytes(nccl_trace())
-
 
 MAX_CPU_PROCESSES = 1024
 EXAMINATION_SECONDS = 30.0  # how much longer than `timeout` a collective, or a store without `Peers`, waits
@@ -222,7 +201,6 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
         os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
         os.environ |= {"RANK": str(place.rank), "WORLD_SIZE": str(place.size), "LOCAL_RANK": str(place.local_rank)}
         own = device if backend == "nccl" else None
-        enable_flight_recorder(backend)
         # A hang is examined at `timeout`, while all processes still wait. Collectives must not fail before that.
         timeout = timedelta(seconds=settings.timeout + EXAMINATION_SECONDS)
         recorder().join(place.rank, place.size)
@@ -261,7 +239,7 @@ def _rendezvous(place: Place, settings: RunSettings) -> tuple[dist.Store, Peers 
             _stores[key] = serve_store(host, port, timeout, on_all=place.num_nodes > 1 and is_loopback(host))
         else:
             if alone:
-                await_server(host, port, settings.start_timeout)
+                await_rank_0(host, port, settings.start_timeout)
             _stores[key] = join_store(host, port, timeout)
     # An agent's store outlives the processes, so its prefix includes the restart count. A store served by rank 0 ends
     # with the processes and uses no count, since the count of a host that rejoins would not match.

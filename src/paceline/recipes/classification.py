@@ -7,7 +7,7 @@ By default, the network is a residual network; `network=timm:NAME` selects any c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from paceline.config.resolve import Arguments
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, Best, DataSpec, Draw, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Draw, Evaluation, Loss, Phase, Recipe, Weights
 from paceline.core.errors import NoClasses
 from paceline.models import mixing, trivial_augment
 from paceline.models.resnet import ResNet
@@ -64,9 +64,9 @@ class Classification(Recipe):
     """Trains one network with cross-entropy, in a single phase."""
 
     Settings = ClassificationSettings
-    importer = "timm_classifier"
-    evaluator = "accuracy"
-    best = Best("validation/top1", "max")
+    evaluation = Evaluation("accuracy", best="validation/top1")
+    # Weights may fit a network of the same shape with different activations: hence `network`.
+    weights = Weights("timm_classifier", must_match=("network",), row_per_class=True)
     defaults = {
         "batch_size": "128",
         "epochs": 30,
@@ -80,8 +80,6 @@ class Classification(Recipe):
         "pad_crop": 4,
     }
     presets = PRESETS
-    must_match_weights = ("network",)  # weights may fit a network of the same shape with different activations
-    has_row_per_class = True
     small = {"width": 8, "size": 16, "pad_crop": 2, "batch_size": "32"}
     phases = (Phase("classifier", "classifier"),)
     ema = ("classifier",)
@@ -94,7 +92,7 @@ class Classification(Recipe):
         self.selected = SelectedClassifier(settings.network, settings.network_args, spec) if settings.network else None
         self.normalise = self.selected.make_input_scaling() if self.selected else nn.Identity()
         self.classifier = self.selected.make_network() if self.selected else _make_resnet(settings, spec)
-        self.starts_from_published = bool(self.selected and self.selected.is_pretrained)
+        self.weights = replace(self.weights, published=bool(self.selected and self.selected.is_pretrained))
         self.mixes = bool(settings.mixup or settings.cutmix)
         self.draws = {
             **({"mix": Draw((mixing.NUM_UNIFORMS,), "uniform")} if self.mixes else {}),
@@ -121,14 +119,9 @@ class Classification(Recipe):
             self.selected.check_size(self.classifier, batch["image"])
         return {"logits": self.classifier(self.normalise(batch["image"]))}
 
-    def published_weights(self) -> dict[str, Tensor]:
-        """Return the weights that timm published for the network."""
-        assert self.selected
-        return self.selected.published_weights()
-
-    def adopt_weights(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the weights in a file that timm, or a user of timm, wrote for the network."""
-        return self.selected.adopt_weights(tensors) if self.selected else {}
+    def pretrained_weights(self, tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        """Return the weights in a file from timm, or from a user of timm, or those that timm published."""
+        return self.selected.pretrained_weights(tensors) if self.selected else {}
 
 
 def _make_resnet(settings: ClassificationSettings, spec: DataSpec) -> ResNet:

@@ -46,7 +46,7 @@ class Dcgan(DcganRecipe):
         self.objective = OBJECTIVES[settings.objective]
         self.augment = Augmentation(settings)
         self.draws = {"noise": Draw((settings.nz,), "normal"), **self.augment.draws}
-        self.signals, self.scheduled = self.augment.signals, self.augment.scheduled
+        self.signals = self.augment.signals
         self.phases = (Phase("generator", "generator"), Phase("discriminator", "discriminator"))
         if settings.r1:
             self.phases += (Phase("penalty", "discriminator", every=R1_EVERY),)

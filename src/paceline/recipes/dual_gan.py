@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
 from paceline.core.errors import UserError
-from paceline.models.concurrent import apply_concurrently
+from paceline.core.gpu import run_concurrently
 from paceline.models.dcgan import Discriminator
 from paceline.models.losses import OBJECTIVES, Objective, d2gan, r1_penalty, score_range
 from paceline.recipes.parts.generation import (
@@ -85,9 +86,8 @@ class DualGan(DcganRecipe):
         self.draws = {"noise": Draw((settings.nz,), "normal"), **self.augment.draws}
         if self.against == "random":
             self.draws["coin"] = Draw((), "uniform", common=True)
-        self.signals, self.scheduled = self.augment.signals, self.augment.scheduled
-        if self.against in PRIORITIES:
-            self.signals |= {"priority_1": 0.0, "priority_2": 0.0}
+        priorities = {"priority_1": 0.0, "priority_2": 0.0} if self.against in PRIORITIES else {}
+        self.signals = {**self.augment.signals, **priorities}
         self.phases = (
             Phase("generator", "generator"),
             Phase("discriminator_1", "discriminator_1"),
@@ -104,8 +104,11 @@ class DualGan(DcganRecipe):
         """New fakes should score as real with the discriminator that `against` selects."""
         fake = self.generator(batch["noise"])
         # Run both discriminators: to skip one, the host would have to wait for the choice on the device.
-        discriminators = (self.discriminator_1, self.discriminator_2)
-        logits_1, logits_2 = apply_concurrently(discriminators, self.augment(fake, batch, "own"))
+        images = self.augment(fake, batch, "own")
+        discriminators = [
+            partial(discriminator, images) for discriminator in (self.discriminator_1, self.discriminator_2)
+        ]
+        logits_1, logits_2 = run_concurrently(discriminators, images.device)
         losses = self._choose(self.objectives[0].generator(logits_1), self.objectives[1].generator(logits_2), batch)
         first, second = self.objectives
         signals = {"fake_score_1": first.score(logits_1), "fake_score_2": second.score(logits_2)}

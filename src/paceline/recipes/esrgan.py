@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss
+from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Weights
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValues
 from paceline.images.degradation.second_order import (
@@ -86,8 +86,7 @@ class Esrgan(UpscalingRecipe):
     """RRDBNet and, in the adversarial stage, a discriminator."""
 
     Settings = EsrganSettings
-    importer = "esrgan"
-    must_match_weights = ("scale", "output")
+    weights = Weights("esrgan", must_match=("scale", "output"))
     defaults = {**UpscalingRecipe.defaults, "data": "photos", "lr": 1e-4, "content": "l1", "tv": 0.0, "crop": 128}
     presets = {
         # For a first run on a CPU, with the bundled photographs. A run this short cannot learn to copy the image.
@@ -157,7 +156,8 @@ class Esrgan(UpscalingRecipe):
             self.draws = {"degradation": Draw((NUM_NUMBERS,), "uniform")}
             if settings.degradation_order == "random":
                 self.draws["degradation_order"] = Draw((NUM_ORDER_NUMBERS,), "uniform")
-            self.conditions = {name: getattr(settings, name) for name in DEGRADATION_SETTINGS}
+            conditions = {name: getattr(settings, name) for name in DEGRADATION_SETTINGS}
+            self.evaluation = dataclasses.replace(self.evaluation, conditions=conditions)
 
     def generator_loss(self, batch: Batch) -> Loss:
         """Upscaled images should match the originals and score as real, or as more real than the originals."""

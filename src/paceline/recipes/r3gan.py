@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
+from paceline.contracts.recipe import CLASS_DRAW, Batch, DataSpec, Draw, Loss, Phase
 from paceline.core.errors import too_few_classes
 from paceline.core.types import SettingValues
 from paceline.models.losses import half_squared_norms, score_range, without_float16
@@ -158,12 +158,10 @@ class R3gan(GenerativeRecipe):
         self.augment = Augmentation(settings)
         self.draws = {"noise": Draw((settings.nz,), "normal"), **self.augment.draws}
         if num_classes:
-            self.class_draw = "class"
-            self.draws[self.class_draw] = Draw((), "uniform")
-        self.signals = self.augment.signals
-        self.scheduled = {
+            self.draws[CLASS_DRAW] = Draw((), "uniform")
+        self.signals = {
             "r_gamma": lambda clock: clock.anneal(settings.burn_in_r_gamma, settings.r_gamma),
-            **self.augment.scheduled,
+            **self.augment.signals,
         }
         self.phases = (Phase("generator", "generator"), Phase("discriminator", "discriminator"))
         if self.settings.penalty_every > 1:
@@ -206,7 +204,7 @@ class R3gan(GenerativeRecipe):
         """Return one image for each row of noise and, if the model is conditional, its randomly chosen class."""
         if not self.num_classes:
             return {"image": self.generator(batch["noise"]).clamp(-1, 1)}
-        label = (batch[self.class_draw] * self.num_classes).long()
+        label = (batch[CLASS_DRAW] * self.num_classes).long()
         return {"image": self.generator(batch["noise"], label).clamp(-1, 1), "label": label}
 
     def _seen(self, batch: Batch) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.config.resolve import Arguments
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
+from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase, Weights
 from paceline.images.degradation.operations import add_gaussian_noise
 from paceline.models.losses import OBJECTIVES
 from paceline.models.networks import NetworkTask
@@ -61,8 +61,7 @@ class Restoration(RestorationRecipe):
 
     Settings = RestorationSettings
     required_fields = ("target",)
-    importer = "recognised"
-    from_weights = ("network", "network_args")
+    weights = Weights("recognised", network_settings=("network", "network_args"))
     ema = ("restorer",)
     defaults = {
         **RestorationRecipe.defaults,

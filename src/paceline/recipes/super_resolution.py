@@ -13,7 +13,7 @@ from typing import Literal
 
 from paceline.config.resolve import Arguments
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, DataSpec, Loss
+from paceline.contracts.recipe import Batch, DataSpec, Loss, Weights
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValues
 from paceline.models.layers import normalise_by_image
@@ -67,9 +67,11 @@ class SuperResolution(UpscalingRecipe):
     """A generator and, in the adversarial stage, a discriminator."""
 
     Settings = SuperResolutionSettings
-    importer = "srgan"
-    from_weights = ("network", "network_args", "scale")
-    must_match_weights = ("scale", "blocks", "num_blocks", "output", "batchnorm")
+    weights = Weights(
+        "srgan",
+        network_settings=("network", "network_args", "scale"),
+        must_match=("scale", "blocks", "num_blocks", "output", "batchnorm"),
+    )
     defaults = {**UpscalingRecipe.defaults, "data": "photos", "lr": 1e-4}
     presets = {
         # For a first run on a CPU, with the bundled photographs.
@@ -127,11 +129,6 @@ class SuperResolution(UpscalingRecipe):
         },
     }
     small = {**UpscalingRecipe.small, "scale": "2"}
-
-    @classmethod
-    def settings_of_weights(cls, settings: SuperResolutionSettings) -> tuple[str, ...]:
-        """Return the settings that must match weights; for a network from spandrel, only the scale."""
-        return cls.must_match_weights if settings.network == "srresnet" else ("scale",)
 
     def __init__(self, settings: SuperResolutionSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)

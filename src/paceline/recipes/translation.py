@@ -8,7 +8,7 @@ discriminators.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from paceline.config.settings import setting
 from paceline.contracts.data_spec import SEGMENTATION
-from paceline.contracts.recipe import Batch, Best, DataSpec, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Evaluation, Loss, Phase, Recipe, Weights
 from paceline.core.errors import UserError
+from paceline.images.rectangles import in_windows
 from paceline.models.features import Features
 from paceline.models.layers import normalise_by_image
 from paceline.models.losses import BCE, SQUARES, Objective
 from paceline.models.pix2pix import PatchDiscriminator
-from paceline.models.windows import in_windows
 from paceline.recipes.parts.other_names import TRANSLATION
 from paceline.recipes.parts.restoration import check_colours
 from paceline.recipes.parts.translation import (
@@ -86,9 +86,8 @@ class Translation(Recipe):
     """Two groups of networks: generators and discriminators. Each group is trained in one phase."""
 
     Settings = TranslationSettings
-    evaluator = "translation"
-    best = Best("validation/psnr", "max")
-    importer = "deepliif"
+    evaluation = Evaluation("translation", best="validation/psnr")
+    weights = Weights("deepliif", must_match=("norm", "batchnorm"))
     defaults = {
         "data": "panels",
         "batch_size": "1",
@@ -145,7 +144,6 @@ class Translation(Recipe):
     }
     phases = (Phase("generators", "generators"), Phase("discriminators", "discriminators"))
     ema = ("generators",)
-    must_match_weights = ("norm", "batchnorm")
     other_names = TRANSLATION
 
     @classmethod
@@ -156,7 +154,7 @@ class Translation(Recipe):
 
     def __init__(self, settings: TranslationSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
-        self.best = Best()  # PSNR favours blurred panels, so the last checkpoint counts as best
+        self.evaluation = replace(self.evaluation, best="")  # PSNR favours blurred panels: the last checkpoint is best
         self.plan = _plan(settings, spec)
         kind, segmentation_kind = _generator_kinds(settings, spec, segmented=bool(self.plan.fusion))
         self.multiple_px = max(multiple_px(kind), multiple_px(segmentation_kind) if self.plan.fusion else 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from paceline.core.errors import UserError
 from paceline.core.registry import load_class, names
 from paceline.data.fingerprint import is_same_data
 from paceline.evaluation.protocol import require_same
-from paceline.parallel.strategy import Strategy
+from paceline.parallel.strategy import Strategy, uses_one_device
 from paceline.report.model import Cell, Group, Run, Scaling, SpeedSpread, Summary
 
 LOAD_MARGIN = 1.0  # a load average above the number of cores by more than this means that tasks had to wait
@@ -32,7 +33,7 @@ def known_strategy(name: str) -> type[Strategy] | None:
 
 
 MULTI_DEVICE_SETTINGS = {"nnodes", "compress", "sync_batchnorm"}  # settings that have no effect on one device
-Extras = tuple[tuple[str, str], ...]  # (name, value) pairs of settings and hardware that distinguish groups
+Baseline = tuple[str, float, tuple[tuple[str, str], ...]]  # recipe, batch size and other properties of runs on 1 device
 
 
 class GroupKey(NamedTuple):
@@ -43,17 +44,17 @@ class GroupKey(NamedTuple):
     devices: int
     shares_a_gpu: bool
     batch: int
-    extras: Extras
+    extras: tuple[tuple[str, str], ...]  # (name, value) pairs of settings and hardware that distinguish groups
 
-    def reference(self, batch: float) -> tuple[str, float, Extras]:
-        """Return the key of the baseline: the runs on one device with this batch size."""
+    def baseline(self, batch: float) -> Baseline:
+        """Return the key of the runs on one device with this batch size, with which this group is compared."""
         return self.recipe, batch, tuple(one for one in self.extras if one[0] not in MULTI_DEVICE_SETTINGS)
 
     @property
-    def is_reference(self) -> bool:
+    def is_baseline(self) -> bool:
         """Whether this group is a baseline for others, because its strategy supports only one device."""
         strategy = known_strategy(self.strategy)
-        return self.devices == 1 and strategy is not None and strategy.max_devices == 1
+        return self.devices == 1 and strategy is not None and uses_one_device(strategy)
 
 
 RECIPE, STRATEGY, BATCH = "recipe", "strategy", "batch"
@@ -131,19 +132,10 @@ def check_comparable(runs: Sequence[Run], across_recipes: bool) -> None:
 
 # Settings that do not distinguish groups: paths, launch options, and settings with their own columns in the report.
 # The accelerator is one of them, because it may be "auto". The recorded hardware is compared instead.
-IGNORED_SETTINGS = {"seed", "out", "preset", "data_root", "gpus", "accelerator", "strategy", "devices", "batch_size"}
-IGNORED_SETTINGS |= {"backend", "inception", "inception_sha256", "check_replicas", "keep"}
-IGNORED_SETTINGS |= {
-    "rdzv",
-    "max_restarts",
-    "timeout",
-    "join_timeout",
-    "start_timeout",
-    "mirror",
-    "mirror_every",
-    "mirror_wait",
-    "loggers",
-    "logger_wait",
+IGNORED_SETTINGS = {
+    *("seed", "out", "preset", "data_root", "gpus", "accelerator", "strategy", "devices", "batch_size"),
+    *("backend", "inception", "inception_sha256", "check_replicas", "keep", "rdzv", "max_restarts", "timeout"),
+    *("join_timeout", "start_timeout", "mirror", "mirror_every", "mirror_wait", "loggers", "logger_wait"),
 }
 
 
@@ -157,32 +149,29 @@ def make_groups(cells: Sequence[Cell]) -> dict[str, Group]:
         extras += tuple((name, run.hardware[name]) for name in hardware)
         key = GroupKey(run.recipe, run.strategy, run.devices, run.shares_a_gpu, run.batch, extras)
         members.setdefault(key, []).append(run)
-    ids = _unique_ids(members)
-    speeds = {key: _speed(group) for key, group in members.items()}
-    references: dict[tuple[str, float, Extras], GroupKey] = {}
-    for key in members:
-        if key.is_reference:
-            references.setdefault(key.reference(key.batch), key)
-    per_device = bool(cells) and all(cell.batch.endswith("/device") for cell in cells)
     chosen = {cell.run.folder: cell.label for cell in cells if cell.run is not None and cell.label}
     differences = find_differences(list(members))
-    groups: dict[str, Group] = {}
-    for key, group in members.items():
-        names = [chosen[run.folder] for run in group if run.folder in chosen]
-        scaling = _scaling(key, references, speeds, ids, per_device)
-        groups[ids[key]] = _group(key, group, ids[key], differences[key], join_names(names), scaling)
-    return groups
+    groups: dict[GroupKey, Group] = {}
+    baselines: dict[Baseline, Group] = {}
+    for key, alike in members.items():
+        name = _name_of(alike[0], *(value for _, value in key.extras))
+        while any(group.id == name for group in groups.values()):  # recipes in different folders may have the same name
+            name += "'"
+        label = join_names([chosen[run.folder] for run in alike if run.folder in chosen]) or label_of(differences[key])
+        groups[key] = _group(key, alike, name, differences[key], label)
+        if key.is_baseline:
+            baselines.setdefault(key.baseline(key.batch), groups[key])
+    per_device = bool(cells) and all(cell.batch.endswith("/device") for cell in cells)
+    scaled = [replace(one, scaling=_scaling(key, one, baselines, per_device)) for key, one in groups.items()]
+    return {group.id: group for group in scaled}
 
 
-def group_name(run: Run, *more: str) -> str:
-    """Return the name of a run's group: all runs that differ from it only in their seed."""
+def _name_of(run: Run, *more: str) -> str:
     words = [Path(run.recipe).stem, run.strategy, str(run.devices), str(run.batch), *more]
-    name = "-".join(words + (["on-one-gpu"] if run.shares_a_gpu else []))
-    return name.replace("::", "-")  # "::" separates the components of a path in report.json
+    return "-".join(words + (["on-one-gpu"] if run.shares_a_gpu else []))
 
 
-def summary_of(values: Sequence[float]) -> Summary:
-    """Return the mean, the sample standard deviation, the count and a list of the values."""
+def _summarise(values: Sequence[float]) -> Summary:
     spread = statistics.stdev(values) if len(values) > 1 else None
     return Summary(statistics.fmean(values), spread, len(values), list(values))
 
@@ -207,34 +196,21 @@ def _differing_settings(runs: Sequence[Run]) -> list[str]:
     return found
 
 
-def _unique_ids(members: Mapping[GroupKey, Sequence[Run]]) -> dict[GroupKey, str]:
-    ids: dict[GroupKey, str] = {}
-    for key, runs in members.items():
-        name = group_name(runs[0], *(value for _, value in key.extras))
-        while name in ids.values():  # recipes in different folders may have the same name
-            name += "'"
-        ids[key] = name
-    return ids
-
-
-def _group(
-    key: GroupKey,
-    members: Sequence[Run],
-    name: str,
-    differences: Mapping[str, str],
-    label: str,
-    scaling: Scaling | None,
-) -> Group:
-    first, speed = members[0], _speed(members)
+def _group(key: GroupKey, members: Sequence[Run], name: str, differences: Mapping[str, str], label: str) -> Group:
+    """Return a group, without its scaling."""
+    first = members[0]
+    measured = list({run.speed_run or run.folder: run for run in members}.values())  # seeds may share a measured speed
+    speed = _common([run.speed.images_per_second if run.speed else None for run in measured])
+    without_loading = [run.speed.images_per_second_without_loading if run.speed else None for run in measured]
+    evaluated = [run.selection_metric for run in members if run.selection_metric]
+    quality = {name: _common([run.quality.get(name) for run in members]) for name in first.quality}
     return Group(
         id=name,
-        label=label or label_of(differences),
+        label=label,
         recipe=Path(first.recipe).stem,
-        ladder_name=group_name(first),
         extras=dict(key.extras),
         differences=differences,
         family="-".join([first.recipe, str(first.batch), *(value for _, value in key.extras)]),
-        data=first.data,
         strategy=first.strategy,
         devices=first.devices,
         shares_a_gpu=first.shares_a_gpu,
@@ -243,47 +219,27 @@ def _group(
         n=len(members),
         seeds=[run.seed for run in members],
         runs=[run.folder for run in members],
-        quality=_quality(members),
+        quality={name: summary for name, summary in quality.items() if summary is not None},
         selection_metric=_common([run.selection_metric.value if run.selection_metric else None for run in members]),
-        num_evaluated=min(run.selection_metric.num_evaluated or 0 if run.selection_metric else 0 for run in members)
-        or None,
+        num_evaluated=min((one.num_evaluated or 0 for one in evaluated), default=0) or None,
         images_per_second=speed,
         speed_spread=_speed_spread(first, speed),
         includes_warmup=any(run.speed.includes_warmup for run in members if run.speed),
         side_by_side=any(run.side_by_side for run in members),
-        more_processes_than_cores=any(_is_crowded(run) for run in members),
         num_threads=first.num_threads if len({run.num_threads for run in members}) == 1 else None,
         load_average=max((run.load_average for run in members if run.load_average is not None), default=None),
         was_busy=any(_was_busy(run) for run in members),
-        images_per_second_without_loading=_common(
-            [run.speed.images_per_second_without_loading if run.speed else None for run in _measured(members)]
-        ),
-        seconds=summary_of([run.seconds for run in members]),
+        images_per_second_without_loading=_common(without_loading),
+        seconds=_summarise([run.seconds for run in members]),
         seconds_per_epoch=_means([run.seconds_per_epoch for run in members]),
         gpu=_means([run.gpu for run in members]),
-        scaling=scaling,
     )
-
-
-def _quality(members: Sequence[Run]) -> dict[str, Summary]:
-    """Summarise each metric that all runs in a group have."""
-    found = {name: _common([run.quality.get(name) for run in members]) for name in members[0].quality}
-    return {name: summary for name, summary in found.items() if summary is not None}
-
-
-def _speed(members: Sequence[Run]) -> Summary | None:
-    return _common([run.speed.images_per_second if run.speed else None for run in _measured(members)])
-
-
-def _measured(members: Sequence[Run]) -> list[Run]:
-    """Return one run for each measurement of the speed, because runs trained side by side share a measurement."""
-    return list({run.speed_run or run.folder: run for run in members}.values())
 
 
 def _common(values: Sequence[float | None]) -> Summary | None:
     """Return a summary of the values, or None if any of them is missing."""
     present = [value for value in values if value is not None]
-    return summary_of(present) if len(present) == len(values) else None
+    return _summarise(present) if len(present) == len(values) else None
 
 
 def _means(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -303,33 +259,20 @@ def _speed_spread(first: Run, speed: Summary | None) -> SpeedSpread:
     return SpeedSpread(std, "log intervals" if std is not None else "")
 
 
-def _is_crowded(run: Run) -> bool:
-    """Return whether a CPU run used more processes than cores; False for several hosts, whose load is unknown."""
-    cores, one_host = run.hardware["cores"], str(run.settings.get("nnodes", "1")) == "1"
-    return run.hardware["accelerator"] == "cpu" and one_host and cores.isdecimal() and run.devices > int(cores)
-
-
 def _was_busy(run: Run) -> bool:
     cores = run.hardware["cores"]
     return run.load_average is not None and cores.isdecimal() and run.load_average > int(cores) + LOAD_MARGIN
 
 
-def _scaling(
-    key: GroupKey,
-    references: Mapping[tuple[str, float, Extras], GroupKey],
-    speeds: Mapping[GroupKey, Summary | None],
-    ids: Mapping[GroupKey, str],
-    per_device: bool,
-) -> Scaling | None:
+def _scaling(key: GroupKey, group: Group, baselines: Mapping[Baseline, Group], per_device: bool) -> Scaling | None:
     """Return the speedup over one device with the same global batch or the same batch per device, if known."""
     batches = {"strong": key.batch, "weak": key.batch / key.devices}
     for kind in sorted(batches, reverse=per_device):
-        other = references.get(key.reference(batches[kind]))
-        if other is None:
+        alone = baselines.get(key.baseline(batches[kind]))
+        if alone is None:
             continue
-        own, alone = speeds[key], speeds[other]
-        if own is None or alone is None or other == key:
+        if group.images_per_second is None or alone.images_per_second is None or alone is group:
             return None
-        speedup = own.mean / alone.mean
-        return Scaling(kind, ids[other], speedup, speedup / key.devices)
+        speedup = group.images_per_second.mean / alone.images_per_second.mean
+        return Scaling(kind, alone.id, speedup, speedup / key.devices)
     return None

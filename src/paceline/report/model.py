@@ -1,39 +1,14 @@
-"""The data model of a report, which is rendered as HTML, Markdown and JSON.
-
-A step ladder is a series of measurements of the training step. Each measurement (a rung of the ladder) adds one cost,
-such as communication, and so shows how much time that cost takes.
-"""
+"""The data model of a report, which is rendered as HTML, Markdown and JSON."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from paceline.contracts.step_ladder import StepLadder
-from paceline.core.types import Json, SettingValue
+from paceline.core.types import SettingValue
 from paceline.evaluation.protocol import Protocol
-from paceline.runs.profile_summary import ProfileSummary
-
-OPTIONAL = {"optional": True}  # marks a dataclass field that is omitted from the JSON if it is None
-
-
-def as_json(value: Any) -> Json:
-    """Convert dataclasses, mappings and sequences to JSON objects and arrays."""
-    if is_dataclass(value):
-        return {
-            field.name: as_json(content)
-            for field in fields(value)
-            if (content := getattr(value, field.name)) is not None or not field.metadata.get("optional")
-        }
-    if isinstance(value, Mapping):
-        return {str(name): as_json(content) for name, content in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_json(one) for one in value]
-    assert value is None or isinstance(value, str | int | float), value
-    return value
 
 
 @dataclass(frozen=True)
@@ -141,96 +116,8 @@ class Run:
     num_threads: int | None = None  # CPU threads per process; None if the run did not record it
     load_average: float | None = None  # mean load average of the host during the run
     straggler: StragglerRank | None = None
-    profile: ProfileSummary | None = field(default=None, repr=False)  # None unless the run was profiled
+    profile: str = field(default="", repr=False)  # the text of its profile; empty unless the run was profiled
     speed_run: str = ""  # folder of a separate run in which the speed was measured
-
-
-# The cost that each rung adds, and a remedy, in the order of measurement.
-COSTS: dict[str, tuple[str, str]] = {
-    "part": (
-        "a smaller batch per device uses the device less efficiently",
-        "a larger batch (with --scale-lr), or fewer devices",
-    ),
-    "together": (
-        "devices that run at the same time slow each other down (memory, cores, power)",
-        "fewer processes on this host, or more cores per process",
-    ),
-    "eager": (
-        "the step is launched kernel by kernel instead of as one CUDA graph",
-        "--strategy single, whose step can be captured as a graph",
-    ),
-    "gradients": (
-        "gradients are exchanged between devices",
-        "a larger batch per device, --accumulate 2, or a faster link between devices",
-    ),
-    "batchnorm": (
-        "BatchNorm waits for statistics from all devices",
-        "--sync-batchnorm off (this changes the trained weights, so check the quality), or networks without BatchNorm",
-    ),
-    "loading": ("the step waits for data", "--loader resident if the data fits in memory, or more --workers"),
-}
-
-
-@dataclass(frozen=True)
-class Rung:
-    """The speed of the training step after one more cost was added, and the size of that cost."""
-
-    name: str
-    images_per_second: float
-    share: float | None = field(default=None, metadata=OPTIONAL)  # fraction of the time per image that this cost takes
-    gain: float | None = field(default=None, metadata=OPTIONAL)  # relative speedup from removing only this cost
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """The speed of the training step as costs are added one at a time, and the size of each cost."""
-
-    devices: int
-    weak: bool  # whether the batch per device is the same as on one device
-    rungs: Sequence[Rung]
-    largest_cost: str | None  # name of the rung that adds the largest cost; None if there is no cost
-    gain: float  # relative speedup from removing the largest cost
-    efficiency: float
-
-
-def explain(ladder: StepLadder, weak: bool = False) -> Explanation:
-    """Return the cost that each rung of a step ladder adds.
-
-    The first rung is N times the speed of one device, and the last rung is the complete training step. If the runs
-    use the same batch per device (`weak`), the first rung is based on one device with its slice of the batch.
-    """
-    names = [rung.name for rung in ladder.rungs]
-    first = names.index("part") if weak and "part" in names else 0
-    # The speed of the rung "part" already includes the slices of all devices.
-    times = ladder.devices if first == 0 else 1
-    measured = [("ideal", times * ladder.rungs[first].images_per_second)]
-    measured += [(rung.name, rung.images_per_second) for rung in ladder.rungs[first + 1 :]]
-    # Each rung includes the costs of the rungs before it, so only noise can make a rung slower than a later one.
-    seconds = list(accumulate((1 / speed for _, speed in reversed(measured)), min))
-    added = [after - before for after, before in pairwise(seconds)][::-1]
-    rungs = [Rung(*measured[0])] + [
-        Rung(name, speed, share=cost / seconds[0], gain=seconds[0] / (seconds[0] - cost) - 1)
-        for (name, speed), cost in zip(measured[1:], added, strict=True)
-    ]
-    largest = max(rungs[1:], key=lambda rung: rung.share or 0.0)
-    return Explanation(
-        devices=ladder.devices,
-        weak=weak,
-        rungs=rungs,
-        largest_cost=largest.name if largest.share else None,
-        gain=largest.gain or 0.0,
-        efficiency=rungs[-1].images_per_second / rungs[0].images_per_second,
-    )
-
-
-def communication_share(ladder: StepLadder) -> float | None:
-    """Return the fraction of the step time spent on communication, computed from steps with and without it."""
-    speeds = {rung.name: rung.images_per_second for rung in ladder.rungs}
-    without = speeds.get("eager", speeds.get("together"))
-    with_it = speeds.get("batchnorm", speeds.get("gradients"))
-    if without is None or with_it is None:
-        return None
-    return max(0.0, 1 - with_it / without)
 
 
 @dataclass
@@ -293,11 +180,9 @@ class Group:
     id: str
     label: str
     recipe: str
-    ladder_name: str  # key of the group's step-time measurement
     extras: Mapping[str, str]  # settings and hardware that distinguish this group, by name
     differences: Mapping[str, str]  # everything that distinguishes this group from others, by column heading
     family: str  # identifier shared by all groups that differ only in strategy and devices
-    data: str
     strategy: str
     devices: int
     shares_a_gpu: bool
@@ -313,7 +198,6 @@ class Group:
     speed_spread: SpeedSpread
     includes_warmup: bool
     side_by_side: bool  # whether other runs were trained at the same time; the speed was then measured separately
-    more_processes_than_cores: bool
     num_threads: int | None  # CPU threads per process; None if unknown or not the same in all runs
     load_average: float | None  # the runs' highest mean load average of the host while the speed was measured
     was_busy: bool  # whether more processes than cores were running or waiting while the speed was measured
@@ -321,29 +205,18 @@ class Group:
     seconds: Summary
     seconds_per_epoch: Mapping[str, float]
     gpu: Mapping[str, float]
-    scaling: Scaling | None
-
-
-@dataclass(frozen=True)
-class WorseGroup:
-    """How much worse a group is than the best, and its speed relative to the recommended group."""
-
-    gap: float
-    relative_speed: float
+    scaling: Scaling | None = None
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recommended group; `max_gap` and `worse` are None if some groups have no quality metric."""
+    """The recommended group."""
 
     group: str
-    fastest: str
     tied: Sequence[str]  # groups that are as fast as the fastest, within the spread of their speeds
-    best: str | None  # group with the best quality
+    best: str | None  # group with the best quality; None if some groups have no quality metric
     equal_quality: Sequence[str]
-    # Largest difference in quality between the best group and the groups in `equal_quality`.
-    max_gap: float | None = field(metadata=OPTIONAL)
-    worse: Mapping[str, WorseGroup] | None = field(metadata=OPTIONAL)
+    worse: Mapping[str, float]  # how much worse the other groups are than the best
     several_seeds: bool  # whether every group has several seeds
     unevaluated: Sequence[str]
 
@@ -370,8 +243,9 @@ class Parity:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Parity:
         """Parse the output of `paceline verify --json`; raise KeyError, TypeError or ValueError if it is invalid."""
-        found = [Difference(**one) for one in content["differences"]]
-        return cls(str(content["description"]), [_finite(one) for one in found])
+        differences = [Difference(**one) for one in content["differences"]]
+        finite = [one if math.isfinite(one.value or 0.0) else replace(one, value=None) for one in differences]
+        return cls(str(content["description"]), finite)  # JSON has no NaN
 
     @property
     def holds(self) -> bool:
@@ -384,11 +258,6 @@ class Parity:
         return f"{'the weights agree' if self.holds else 'the weights differ'}, {largest}"
 
 
-def _finite(one: Difference) -> Difference:
-    value = one.value if one.value is not None and math.isfinite(one.value) else None  # JSON has no NaN
-    return Difference(one.strategy, one.kind, one.network, value, one.tolerance, one.worst)
-
-
 @dataclass(frozen=True)
 class Metric:
     """The metric that selects checkpoints, and the metric reported alongside it."""
@@ -399,39 +268,32 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Counts:
-    """How many runs were requested, how many of them have results and how many do not."""
+class Rung:
+    """The speed of the training step after one more cost was added, and the size of that cost."""
 
-    requested: int
-    done: int
-    missing: int
-
-
-@dataclass(frozen=True)
-class ResumedRun:
-    """A run that was resumed with different devices, with a different strategy or on a different machine."""
-
-    run: str
-    changes: Sequence[SegmentChange]
+    name: str
+    images_per_second: float
+    share: float = 0.0  # fraction of the time per image that this cost takes
+    gain: float = 0.0  # relative speedup from removing only this cost
 
 
 @dataclass(frozen=True)
-class Sample:
+class Explanation:
+    """The speed of the training step as costs are added one at a time, and the size of each cost."""
+
+    devices: int
+    weak: bool  # whether the batch per device is the same as on one device
+    rungs: Sequence[Rung]
+    largest_cost: str | None  # name of the rung that adds the largest cost; None if there is no cost
+    gain: float  # relative speedup from removing the largest cost
+    efficiency: float
+
+
+class Sample(NamedTuple):
     """A grid of sample images."""
 
     caption: str
     path: str
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """Sample images of one group over the course of training."""
-
-    label: str
-    progress: Sequence[Sample]
-
-
-TimeSplit = Mapping[str, float]  # seconds per epoch for each activity, and their total
 
 
 @dataclass(frozen=True)
@@ -442,22 +304,18 @@ class Report:
     subtitle: Sequence[str]
     command: str
     metric: Metric
-    groups: Mapping[str, Group]
-    cells: Sequence[Cell]
-    counts: Counts
-    runs: Mapping[str, Run]
-    resumed_runs: Sequence[ResumedRun]
-    recommendation: Recommendation | None
-    step_ladders: Mapping[str, StepLadder]
-    scaling_costs: Mapping[str, Explanation]
-    scaling_costs_note: str
-    parity: Mapping[str, Parity]
     subject: str  # what the groups differ in, as a column heading
+    groups: Mapping[str, Group]
+    best_group: str | None  # group with the best selection metric
+    cells: Sequence[Cell]
+    counts: Mapping[str, int]  # how many runs were requested, how many have results ("done") and how many do not
+    runs: Mapping[str, Run]
+    recommendation: Recommendation | None
+    scaling_costs: Mapping[str, Explanation]
+    time_split: Mapping[str, Mapping[str, float]]  # seconds per epoch for each activity, and their total
+    parity: Mapping[str, Parity]
     samples: Sequence[Sample]  # real images if there are any, then the last samples of each group
-    progress: Sequence[Gallery]
+    progress: Mapping[str, Sequence[Sample]]  # samples during training by the label of their run
     provenance: Mapping[str, str]
     settings: Mapping[str, SettingValue]  # settings with the same value in all runs
-    best_group: str | None  # group with the best selection metric
-    time_split: Mapping[str, TimeSplit]
-    time_split_note: str
     not_measured: Sequence[str]

@@ -16,43 +16,54 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from paceline.core.text import printable
-from paceline.core.types import Json, JsonObject
+from paceline.core.text import printable, printable_lines
 from paceline.images.decode import BadImage, decode
-from paceline.report.document import Document
-from paceline.report.model import Sample
-from paceline.report.parts import Bullets, Command, Commands, Images, Note, Part, Plots, Table, fill, has_number, pieces
+from paceline.report.content import Bullets, Commands, Images, Listing, Part, Plots, Section, Table
+from paceline.report.model import Report, Sample
 from paceline.report.plots import draw, legend_of
+from paceline.report.wording import NO_VALUE
+
+_NUMBER = re.compile(r"-?[\d.,]+(e[-+]?\d+)?×?(\s%)?( ± [\d.,]+)?|" + NO_VALUE)
 
 
-def to_markdown(document: Document, folder: Path) -> str:
+def numeric_columns(table: Table) -> set[int]:
+    """Return the columns that contain numbers, which are right-aligned."""
+    columns = zip(*table.rows, strict=True)
+    return {n for n, cells in enumerate(columns) if all(map(_NUMBER.fullmatch, cells)) and set(cells) != {NO_VALUE}}
+
+
+def to_markdown(report: Report, sections: Sequence[Section], folder: Path) -> str:
     """Return the report as Markdown without plots, with image links relative to `folder`."""
-    made = [f"# {_plain(document.report.title)}", _plain(" · ".join(document.report.subtitle))]
-    for section in document.sections:
-        parts = [_part(part, document.content, folder) for part in section.parts]
+    blocks = [f"# {_plain(report.title)}", _plain(" · ".join(report.subtitle))]
+    for section in sections:
+        parts = [_part(part, folder) for part in section.parts]
         if any(parts):
-            made += [f"## {section.title}", *filter(None, parts)]
-    return "\n\n".join(made) + "\n"
+            blocks += [f"## {section.title}", *filter(None, parts)]
+    return "\n\n".join(blocks) + "\n"
 
 
-def _part(part: Part, content: JsonObject, folder: Path) -> str:
-    if isinstance(part, Table):
-        return _table(part, content)
-    if isinstance(part, Images):
-        return "\n\n".join(_image(sample, folder) for sample in part.samples)
-    if isinstance(part, Commands):
-        return "\n\n".join(_command(one) for one in part.commands)
-    if isinstance(part, Bullets):
-        return "\n".join(f"- {_plain(fill(line, content))}" for line in part.lines)
-    if isinstance(part, Note):
-        return _plain(fill(part.text, content))
-    return "" if isinstance(part, Plots) else _plain(fill(part, content))
+def _part(part: Part, folder: Path) -> str:
+    match part:
+        case Table():
+            return _table(part)
+        case Images():
+            return "\n\n".join(_image(sample, folder) for sample in part.samples)
+        case Commands():
+            return "\n\n".join(f"{_plain(name)}:\n\n{_code(text)}" for name, text in part.commands.items())
+        case Listing():
+            return _code(part.text)
+        case Bullets():
+            return "\n".join(f"- {_plain(line)}" for line in part.lines)
+        case Plots():
+            return ""
+        case str():
+            return _plain(part)
 
 
-def _command(command: Command) -> str:
-    """Return a command as a code block, with a fence that the command does not contain."""
-    fence = "`" * (3 + max((len(found) for found in re.findall("`+", command.words)), default=0))
-    return f"{_plain(command.name)}:\n\n{fence}bash\n{printable(command.words)}\n{fence}"
+def _code(text: str) -> str:
+    """Return a code block, with a fence that the text does not contain."""
+    fence = "`" * (3 + max((len(found) for found in re.findall("`+", text)), default=0))
+    return f"{fence}\n{printable_lines(text)}\n{fence}"
 
 
 def _image(sample: Sample, folder: Path) -> str:
@@ -61,16 +72,13 @@ def _image(sample: Sample, folder: Path) -> str:
     return f"{words}:\n\n![{words}]({quote(os.path.relpath(sample.path, folder))})"
 
 
-def _table(table: Table, content: JsonObject) -> str:
-    rows = [[_cell(fill(cell, content)) for cell in row] for row in table.rows]
+def _table(table: Table) -> str:
+    rows = [[_cell(cell) for cell in row] for row in table.rows]
     rows = [[f"**{cell}**" for cell in row] if n in table.strong else row for n, row in enumerate(rows)]
-    ruler = ["---:" if number in table.numeric else "---" for number in range(len(table.head))]
-    lines = [_row([_cell(title) for title in table.head]), _row(ruler), *map(_row, rows)]
-    return "\n".join(lines) + (f"\n\n{_plain(fill(table.note, content))}" if table.note else "")
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+    numeric = numeric_columns(table)
+    ruler = ["---:" if number in numeric else "---" for number in range(len(table.head))]
+    lines = [f"| {' | '.join(row)} |" for row in ([_cell(title) for title in table.head], ruler, *rows)]
+    return "\n".join(lines) + (f"\n\n{_plain(table.note)}" if table.note else "")
 
 
 def _cell(text: str) -> str:
@@ -95,19 +103,8 @@ class EmbeddedImage(NamedTuple):
     height: int
 
 
-def to_html(document: Document) -> str:
+def to_html(report: Report, sections: Sequence[Section]) -> str:
     """Return the report as an HTML page."""
-    environment = _environment(document.content)
-    return environment.get_template("report.html").render(
-        report=document.report,
-        sections=document.sections,
-        draw=partial(draw, report=document.report, content=document.content),
-        legend_of=partial(legend_of, report=document.report),
-        next_id=_ids(),
-    )
-
-
-def _environment(content: JsonObject) -> Environment:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -117,21 +114,26 @@ def _environment(content: JsonObject) -> Environment:
         undefined=StrictUndefined,
     )
     environment.filters |= {
-        "phrase": partial(_phrase, content=content),
-        "is_long": _is_long,
+        "rich": _with_markup,
+        "numeric": numeric_columns,
         "embedded": _embedded,
         "anchor": _anchor,
         "printable": printable,
     }
-    environment.tests |= {
-        "table": lambda part: isinstance(part, Table),
-        "plots": lambda part: isinstance(part, Plots),
-        "images": lambda part: isinstance(part, Images),
-        "commands": lambda part: isinstance(part, Commands),
-        "bullets": lambda part: isinstance(part, Bullets),
-        "note": lambda part: isinstance(part, Note),
-    }
-    return environment
+    kinds = (Table, Plots, Images, Commands, Listing, Bullets)
+    environment.tests |= {kind.__name__.lower(): _test_for(kind) for kind in kinds}
+    return environment.get_template("report.html").render(
+        report=report,
+        sections=sections,
+        draw=partial(draw, report=report),
+        legend_of=partial(legend_of, report=report),
+        next_id=_ids(),
+        long_cell=LONG_CELL,
+    )
+
+
+def _test_for(kind: type[Part]) -> Callable[[Part], bool]:
+    return lambda part: isinstance(part, kind)
 
 
 def _ids() -> Callable[[str], str]:
@@ -145,24 +147,10 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
-def _is_long(cell: str) -> bool:
-    """Return whether a table cell may wrap: only long text without numbers may do so."""
-    return not has_number(cell) and len(cell) > LONG_CELL
-
-
-def _phrase(phrase: str, content: JsonObject) -> Markup:
-    """Return a phrase as HTML; each number is marked with its path in report.json and its exact value."""
-
-    def show(path: str, value: Json, text: str) -> str:
-        return Markup('<data value="{}" data-path="{}">{}</data>').format(repr(value), path, text)
-
-    made = []
-    for piece in pieces(phrase):
-        if has_number(piece):
-            made.append(fill(piece, content, show))
-        else:
-            made.append(re.sub(r"`(.+?)`", r"<code>\1</code>", str(escape(piece))))
-    return Markup(re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", "".join(made)))
+def _with_markup(text: str) -> Markup:
+    """Return text as HTML, with `code` and **strong text**."""
+    code = re.sub(r"`(.+?)`", r"<code>\1</code>", str(escape(text)))
+    return Markup(re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", code))
 
 
 def _embedded(sample: Sample) -> EmbeddedImage | None:

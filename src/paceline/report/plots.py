@@ -8,11 +8,9 @@ from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
-from paceline.core.types import Json, JsonObject
-from paceline.report.advice import is_share
 from paceline.report.content import PARTS
-from paceline.report.model import Curve, Group, Point, Report, Run, Scaling
-from paceline.report.parts import at, fill, metric_in_text, metric_unit
+from paceline.report.model import Curve, Group, Point, Report, Scaling
+from paceline.report.wording import is_share, metric_in_text
 
 NUM_TICKS = 5  # approximately
 MAX_WHOLE_TICKS = 8
@@ -81,7 +79,7 @@ class Bar(NamedTuple):
 
     label: str
     parts: Sequence[tuple[str, float, str]]
-    total: Markup
+    total: str
 
 
 def group_colour(place: int) -> str:
@@ -106,30 +104,19 @@ def lines(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> Markup:
     to_x = _scale(min(x_ticks[0], min(xs)), max(xs), LEFT, WIDTH - RIGHT)
     to_y = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
     paths = [[(to_x(a), to_y(b)) for a, b in one.points] for one in drawn]
-    alike = _coinciding(paths, [one.thin for one in drawn])
     body = [_frame(title, x.name, y.name, x_ticks, y_ticks, to_x, to_y)]
+    coinciding: dict[object, list[int]] = {}  # lines that look the same: equally thick, with the same pixels
     for number, (one, path) in enumerate(zip(drawn, paths, strict=True)):
-        places = alike[number]
-        body.append(_line(one, path, len(places), places.index(number)))
+        pixels = tuple((round(a), round(b)) for a, b in path) if len(path) > 1 else number
+        coinciding.setdefault((one.thin, pixels), []).append(number)
+    for alike in coinciding.values():
+        body += [_line(drawn[number], paths[number], len(alike), place) for place, number in enumerate(alike)]
     # The dots come last, so that no line covers them and their tooltips.
     body += [_dots(one, path, x.unit or x.name, y.unit) for one, path in zip(drawn, paths, strict=True)]
-    sets = list(dict.fromkeys(tuple(places) for places in alike if len(places) > 1))
-    body.append(_coincidence_note([[drawn[n].label for n in places] for places in sets]))
+    if sets := [", ".join(drawn[n].label for n in alike) for alike in coinciding.values() if len(alike) > 1]:
+        note = f"curves that coincide have alternating colours<title>{escape('; '.join(sets))}</title>"
+        body.append(f'<text class="tick" x="8" y="{HEIGHT - 6}">{note}</text>')
     return _svg(title, body)
-
-
-def _coinciding(paths: Sequence[Points], thin: Sequence[bool]) -> list[list[int]]:
-    """Return, for each path, the indices of all paths that look the same: equally thick and at most a pixel apart."""
-
-    def same(one: Points, other: Points) -> bool:
-        if len(one) != len(other) or len(one) < 2:
-            return False
-        return all(abs(a - c) < 1 and abs(b - d) < 1 for (a, b), (c, d) in zip(one, other, strict=True))
-
-    return [
-        [n for n, other in enumerate(paths) if n == number or (thin[n] == thin[number] and same(path, other))]
-        for number, path in enumerate(paths)
-    ]
 
 
 def _line(one: Series, path: Points, num_alike: int, place: int) -> str:
@@ -161,15 +148,6 @@ def _whole_if_large(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:,.5g}"
 
 
-def _coincidence_note(sets: Sequence[Sequence[str]]) -> str:
-    """Return a note about curves that coincide, with their names as a tooltip."""
-    if not sets:
-        return ""
-    names = escape("; ".join(", ".join(labels) for labels in sets))
-    words = f"{len(sets[0])} curves coincide" if len(sets) == 1 else f"{len(sets)} sets of curves coincide"
-    return f'<text class="tick" x="8" y="{HEIGHT - 6}">{words} (alternating colours)<title>{names}</title></text>'
-
-
 def bars(title: str, axis: str, unit: str, rows: Sequence[Bar], spec: str) -> Markup:
     """Return a horizontal bar chart as SVG."""
     if not rows:
@@ -178,13 +156,12 @@ def bars(title: str, axis: str, unit: str, rows: Sequence[Bar], spec: str) -> Ma
     height = TOP + len(rows) * (bar + gap) + 44
     largest = max(sum(value for _, value, _ in row.parts) for row in rows) or 1.0
     marks = ticks(0, largest)
-    to_x = _scale(0, marks[-1], 8, WIDTH - 60)
+    to_x = _scale(0, marks[-1], 12, WIDTH - 60)
     body = [f'<text class="title" x="8" y="16">{escape(title)}</text>']
     for mark in marks:
         x = to_x(mark)
-        anchor = "start" if mark == marks[0] else "middle"
         body.append(f'<line class="grid" x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{height - 40}"/>')
-        body.append(f'<text class="tick" x="{x:.1f}" y="{height - 26}" text-anchor="{anchor}">{short(mark)}</text>')
+        body.append(f'<text class="tick" x="{x:.1f}" y="{height - 26}" text-anchor="middle">{short(mark)}</text>')
     end = to_x(marks[-1])
     body.append(f'<text class="tick" x="{end:.1f}" y="{height - 8}" text-anchor="end">{escape(axis)}</text>')
     for number, (label, parts, total) in enumerate(rows):
@@ -284,7 +261,6 @@ def _line_key(group: Group, scaling: Scaling) -> tuple[str, ...]:
 
 
 MAX_LOSSES = 2  # maximum number of loss terms to plot; more would add little
-MAX_POINTS = 120  # maximum number of points per curve in a plot
 AXES = {"images": Axis("training images", "images"), "seconds": Axis("training time, s", "s")}
 OVER = {"images": "over training images", "seconds": "over time"}
 
@@ -304,20 +280,20 @@ def plot_names(report: Report) -> list[str]:
     return names
 
 
-def draw(name: str, report: Report, content: JsonObject) -> Markup:
+def draw(name: str, report: Report) -> Markup:
     """Return one plot as SVG."""
     kind, _, rest = name.partition("-")
     if kind == "speed":
-        return _speed(report, content)
+        return _speed(report)
     if kind == "scaling":
         return draw_scaling(report)
     if kind == "time":
-        return _time(report, content)
+        return _time(report)
     axis, _, loss = rest.partition("-")
     metric = report.metric.name
     what = loss or metric_in_text(metric)
     unit = "" if loss or not is_share(metric) else " %"
-    y_axis = Axis("loss" if loss else metric_unit(metric), unit)
+    y_axis = Axis("loss" if loss else "%" if is_share(metric) else what.partition(" ")[2], unit)
     return lines(f"{what} {OVER[axis]}", AXES[axis], y_axis, _curves(report, loss, axis))
 
 
@@ -346,7 +322,7 @@ def _curves(report: Report, loss: str, axis: str) -> list[Series]:
     drawn = []
     for number, group in enumerate(report.groups.values()):
         runs = [report.runs[folder] for folder in group.runs]
-        found = [(run, _points(_curve(run, loss), axis, group)) for run in runs]
+        found = [(run, _points(run.losses[loss] if loss else run.selection_curve, axis, group)) for run in runs]
         curves = {run.seed: points for run, points in found if points}
         colour, several = group_colour(number), len(curves) > 1
         drawn += [
@@ -356,12 +332,6 @@ def _curves(report: Report, loss: str, axis: str) -> list[Series]:
         if several:
             drawn.append(Series(f"{group.label}, mean", _mean(list(curves.values())), colour))
     return drawn
-
-
-def _curve(run: Run, loss: str) -> Curve:
-    curve = run.losses[loss] if loss else run.selection_curve
-    step = -(-len(curve) // MAX_POINTS) or 1
-    return curve[::-1][::step][::-1]
 
 
 def _points(curve: Curve, axis: str, group: Group) -> list[tuple[float, float]]:
@@ -384,25 +354,15 @@ def _mean(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, 
     ]
 
 
-def _number(content: JsonObject, spec: str, *path: str) -> Markup:
-    """Return a number from report.json as SVG text that is marked with its path."""
-
-    def show(place: str, value: Json, text: str) -> str:
-        return Markup('<tspan data-path="{}" data-value="{}">{}</tspan>').format(place, repr(value), text)
-
-    return Markup(fill(at(spec, *path), content, show))
-
-
-def _speed(report: Report, content: JsonObject) -> Markup:
+def _speed(report: Report) -> Markup:
     rows = []
-    for number, (key, group) in enumerate(report.groups.items()):
+    for number, group in enumerate(report.groups.values()):
         if speed := group.images_per_second:
-            total = _number(content, ",.0f", "groups", key, "images_per_second", "mean")
-            rows.append(Bar(group.label, [("speed", speed.mean, group_colour(number))], total))
+            rows.append(Bar(group.label, [("speed", speed.mean, group_colour(number))], f"{speed.mean:,.0f}"))
     return bars("Training speed", "images per second", "images/s", rows, ",.0f")
 
 
-def _time(report: Report, content: JsonObject) -> Markup:
+def _time(report: Report) -> Markup:
     rows = []
     for key, split in report.time_split.items():
         parts = [
@@ -410,5 +370,5 @@ def _time(report: Report, content: JsonObject) -> Markup:
             for number, (name, words) in enumerate(PARTS.items())
             if name in split
         ]
-        rows.append(Bar(report.groups[key].label, parts, _number(content, ".2f", "time_split", key, "total")))
+        rows.append(Bar(report.groups[key].label, parts, f"{split['total']:.2f}"))
     return bars("Time per epoch", "seconds", "s", rows, ".3f")

@@ -6,13 +6,15 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from paceline.config.resolve import flatten
 from paceline.contracts.recipe import Recipe
+from paceline.core.files import read_bounded
+from paceline.core.text import printable, printable_lines
 from paceline.core.types import Scalar, SettingValue
 from paceline.evaluation.protocol import NUM_GENERATED, NUM_REAL, Protocol
 from paceline.report.model import (
@@ -25,21 +27,18 @@ from paceline.report.model import (
     Speed,
     StragglerRank,
 )
-from paceline.report.parts import as_words
 from paceline.runs.finished_run import readable_config_of
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import (
     EVALUATION_SECONDS,
-    METRICS,
     REAL_IMAGES,
     SAMPLES,
     STRAGGLER_RANK,
     STRAGGLER_SLOWDOWN,
     TRAINING_SECONDS,
-    parse_line,
-    read_metrics_file,
+    read_rows,
 )
-from paceline.runs.profile_summary import KernelTime, ProfileSummary, Remedy, read_profile
+from paceline.runs.profile_summary import PROFILE, SUMMARY_TEXT
 from paceline.runs.readings import LOAD_AVERAGE
 from paceline.runs.record import HARDWARE, RunRecord, changes
 
@@ -47,6 +46,9 @@ LOADING, STEPPING = ("time/data_seconds",), ("time/step_seconds", "time/log_seco
 SAVING = ("time/save_seconds", "time/sample_seconds")
 NOT_TRAINING = ("time/evaluate_seconds", *SAVING)  # parts of an interval that do not count as training
 RESUME_SECONDS = 0.5  # a run was stopped between two lines if wall time exceeds run time by more than this
+
+
+as_words = lru_cache(maxsize=4096)(printable)  # cached, because all lines of metrics.jsonl contain the same names
 
 
 class Line(NamedTuple):
@@ -180,38 +182,17 @@ def find_straggler(lines: Sequence[Line]) -> StragglerRank | None:
     return StragglerRank(rank, count / len(found), statistics.median(slow for one, slow in found if one == rank))
 
 
-def profile_of(run: Path) -> ProfileSummary | None:
-    """Return a run's profile with its texts ready for a report; None if there is none."""
-    found = read_profile(run)
-    if found is None:
-        return None
-    return replace(
-        found,
-        device=as_words(found.device),
-        sections=_words(found.sections),
-        phases=_words(found.phases),
-        kernels=tuple(KernelTime(as_words(one.name), one.share, one.calls_per_step) for one in found.kernels),
-        remedies=tuple(Remedy(as_words(one.action), as_words(one.reason), one.gain) for one in found.remedies),
-        notes=tuple(map(as_words, found.notes)),
-    )
+def read_profile(run: Path) -> str:
+    """Return the text of a run's profile; empty if there is none."""
+    try:
+        return printable_lines(read_bounded(run / PROFILE / SUMMARY_TEXT, MAX_PROFILE_BYTES).decode(errors="replace"))
+    except OSError:
+        return ""
 
 
-def _words(shares: dict[str, float]) -> dict[str, float]:
-    return {as_words(name): share for name, share in shares.items()}
-
-
-MAX_POINTS = 400  # maximum number of points per curve; more would not be visible
-NOT_LOSSES = {
-    "time",
-    "lr",
-    "ranks",
-    "spread",
-    "gpu",
-    "host",
-    "train",
-    "validation",
-    "test",
-}  # groups that are not losses
+MAX_PROFILE_BYTES = 2**16
+MAX_POINTS = 150  # maximum number of points per curve; more would not be visible
+NOT_LOSSES = {"time", "lr", "ranks", "spread", "gpu", "host", "train", "validation", "test"}  # other groups of metrics
 LARGEST_VALUE = 1e300  # limit for numbers, because JSON can contain numbers that overflow a float
 TESTED_CHECKPOINT = "test/checkpoint_images"
 NOT_QUALITY = {"count", "checkpoint_images"}  # logged with the metrics, but not measures of quality
@@ -227,7 +208,8 @@ def read_run(path: str) -> Run:
     segment_changes = _segment_changes(record)
     since = segment_changes[-1].images if segment_changes else 0
     provenance = {as_words(name): as_words(text) for name, text in record.provenance.versions_and_hardware.items()}
-    lines, after_gaps, broken = _read_lines(folder.path / METRICS)
+    lines, after_gaps, broken = _read_lines(folder.path)
+    recent = [line for line in lines if line.images > since]
     intervals = log_intervals(lines, after_gaps, since)
     recipe = config.recipe_class
     selection_metric, selected = _select(lines, recipe, folder)
@@ -252,24 +234,24 @@ def read_run(path: str) -> Run:
         images=max((line.images for line in lines), default=0),
         seconds=max((line.seconds for line in lines), default=0.0),
         finished=_has_finished(folder, lines, run.images, run.epochs),
-        best=recipe.best,
+        best=(recipe.evaluation.best, recipe.evaluation.mode),
         quality=quality,
         selection_metric=selection_metric,
         checkpoint=_checkpoint(lines, selected),
         speed=speed_of(intervals),
         seconds_per_epoch=seconds_per_epoch(intervals, lines, since),
-        gpu=_gpu([line for line in lines if line.images > since], len(set(gpus)) or segment.devices),
+        gpu=_gpu(recent, len(set(gpus)) or segment.devices),
         losses=_losses(lines),
-        selection_curve=_selection_curve(lines, recipe.best[0]),
+        selection_curve=_selection_curve(lines, recipe.evaluation.best),
         protocols={name: protocol for name in quality if (protocol := _protocol(folder, name))},
         samples=_sample_files(folder.path / SAMPLES),
         real_images=str(real_images) if real_images.is_file() else "",
         broken_lines=broken,
         segment_changes=segment_changes,
         num_threads=int(provenance["threads"]) if provenance.get("threads", "").isdecimal() else None,
-        straggler=find_straggler([line for line in lines if line.images > since]),
-        profile=profile_of(folder.path),
-        load_average=_mean_load([line for line in lines if line.images > since]),
+        straggler=find_straggler(recent),
+        profile=read_profile(folder.path),
+        load_average=_mean_load(recent),
     )
 
 
@@ -294,36 +276,22 @@ def _shown(value: SettingValue) -> Scalar:
     return as_words(str(value))
 
 
-def _read_lines(metrics: Path) -> tuple[list[Line], set[int], int]:
+def _read_lines(run: Path) -> tuple[list[Line], set[int], int]:
     """Return the valid lines, the indices of those that follow a damaged line, and the number of damaged lines."""
     lines: list[Line] = []
     after_gaps: set[int] = set()
-    broken = 0
-    for raw in read_metrics_file(metrics.parent).splitlines():
-        line = _parse(raw)
-        if line is not None:
-            lines.append(line)
-        else:
-            broken += 1
+    rows = read_rows(run)
+    for row in rows:
+        images, seconds = (row.get("images"), row.get("seconds")) if row else (None, None)
+        if row is None or images is None or seconds is None or not all(map(_is_plausible, row.values())):
             after_gaps.add(len(lines))
-    return lines, after_gaps, broken
-
-
-def _parse(raw: bytes) -> Line | None:
-    """Parse a line of numbers and nulls (for values that were not finite); return None if it is invalid."""
-    values = parse_line(raw)
-    if values is None:
-        return None
-    numbers: dict[str, float | None] = {}
-    for name, value in values.items():
-        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_VALUE:
-            numbers[as_words(name)] = value
-        elif value is None:
-            numbers[as_words(name)] = None
         else:
-            return None
-    images, seconds = numbers.get("images"), numbers.get("seconds")
-    return None if images is None or seconds is None else Line(int(images), seconds, numbers)
+            lines.append(Line(int(images), seconds, {as_words(name): value for name, value in row.items()}))
+    return lines, after_gaps, len(rows) - len(lines)
+
+
+def _is_plausible(value: float | None) -> bool:
+    return value is None or abs(value) < LARGEST_VALUE
 
 
 def _segment_changes(record: RunRecord) -> list[SegmentChange]:
@@ -359,7 +327,7 @@ def _select(
     lines: Sequence[Line], recipe: type[Recipe], folder: RunFolder
 ) -> tuple[SelectionMetric | None, Line | None]:
     """Return the metric that selected the checkpoint, and its log line; None for both if nothing was evaluated."""
-    metric, mode = recipe.best
+    metric, mode = recipe.evaluation.best, recipe.evaluation.mode
     evaluated = _values_of(lines, metric)
     if not evaluated:
         return None, None
@@ -391,7 +359,7 @@ def _quality(lines: Sequence[Line], recipe: type[Recipe], selected: Line | None)
     """Return the metrics of the selected checkpoint, on the test split if there is one."""
     tested = [line for line in lines if TESTED_CHECKPOINT in line.values]
     source = tested[-1] if tested else selected
-    split = "test" if tested else recipe.evaluated_on
+    split = "test" if tested else recipe.evaluation.split
     found = {name: value for name, value in source.values.items() if name.startswith(f"{split}/")} if source else {}
     return {name: value for name, value in found.items() if name.split("/")[1] not in NOT_QUALITY}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import math
 import re
@@ -11,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +19,16 @@ from torch import Tensor
 
 from paceline.config.files import RUN_FORMAT
 from paceline.core.errors import UserError, unknown
-from paceline.core.files import SAFETENSORS, checksum_of_content, open_bounded, parse_json, read_bounded, sync, why
+from paceline.core.files import (
+    SAFETENSORS,
+    checksum_of_content,
+    checksum_of_file,
+    open_bounded,
+    parse_json,
+    read_bounded,
+    sync,
+    why,
+)
 from paceline.core.text import print_line
 from paceline.core.types import JsonObject
 from paceline.runs.tensor_files import (
@@ -148,13 +156,13 @@ def write_alone(folder: Path, snapshot: Snapshot, metadata: Mapping[str, str]) -
     """Write all tensors from this process, which has them in full."""
     parts = {WEIGHTS: (snapshot.weights, metadata), STATE: (snapshot.state, {})}
     notes = {name: write_tensors(folder / name, *part) for name, part in parts.items()}
-    return {name: Written(_digest(folder / name), note) for name, note in notes.items()}
+    return {name: Written(checksum_of_file(folder / name), note) for name, note in notes.items()}
 
 
 MANIFEST = "manifest.json"
 NUMBERS = "state.json"
 MAX_TENSOR_BYTES = 2**40
-UNREADABLE_TENSORS = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError)
+UNREADABLE = (*INVALID, AttributeError, RuntimeError, SafetensorError)
 
 
 class Damaged(UserError):
@@ -190,27 +198,22 @@ def check_weights(path: Path) -> None:
     """Raise Damaged if a checkpoint cannot be used for inference. The file with the training state is not read."""
     manifest = _read_manifest(path)
     _check_file(path, WEIGHTS, manifest)
-    _parse_numbers(path, _read_file(path, NUMBERS, manifest))
+    _read_numbers(path, manifest)
 
 
-def load(path: Path) -> Snapshot:
-    """Return the checkpoint in a folder; raise Damaged if its files do not match its manifest."""
-    return _load(path, TENSORS)
+def load(path: Path, names: Sequence[str] = TENSORS) -> Snapshot:
+    """Return the checkpoint in a folder; raise Damaged if its files do not match its manifest.
+
+    Only the tensor files in `names` are read, and the others may be missing.
+    """
+    manifest = _read_manifest(path)
+    contents = {name: _read_file(path, name, manifest) for name in names}
+    return _snapshot(path, manifest, names, lambda name: unpack(contents.pop(name), manifest.notes[name]))
 
 
 def load_without_state(path: Path) -> Snapshot:
     """Return a checkpoint for inference. The file with the training state is not read, and may be missing."""
-    return _load(path, (WEIGHTS,))
-
-
-def _load(path: Path, names: Sequence[str]) -> Snapshot:
-    manifest = _read_manifest(path)
-    files = {name: _read_file(path, name, manifest) for name in (*names, NUMBERS)}
-    numbers, tensors = _parse_numbers(path, files[NUMBERS]), dict[str, dict[str, Tensor]]()
-    for name in names:
-        with _reporting_damage(path, name):
-            tensors[name] = unpack(files.pop(name), manifest.notes[name])
-    return Snapshot(int(path.name), tensors[WEIGHTS], tensors.get(STATE, {}), numbers)
+    return load(path, (WEIGHTS,))
 
 
 def load_mapped(path: Path, *, check: bool = True, names: Sequence[str] = TENSORS) -> Snapshot:
@@ -221,12 +224,18 @@ def load_mapped(path: Path, *, check: bool = True, names: Sequence[str] = TENSOR
     checkpoint is removed.
     """
     manifest = _read_manifest(path)
-    numbers, tensors = _parse_numbers(path, _read_file(path, NUMBERS, manifest)), dict[str, dict[str, Tensor]]()
+    for name in names if check else ():
+        _check_file(path, name, manifest)
+    return _snapshot(path, manifest, names, lambda name: apply_notes(map_tensors(path / name), manifest.notes[name]))
+
+
+def _snapshot(
+    path: Path, manifest: _Manifest, names: Sequence[str], read: Callable[[str], dict[str, Tensor]]
+) -> Snapshot:
+    numbers, tensors = _read_numbers(path, manifest), dict[str, dict[str, Tensor]]()
     for name in names:
-        if check:
-            _check_file(path, name, manifest)
         with _reporting_damage(path, name):
-            tensors[name] = apply_notes(map_tensors(path / name), manifest.notes[name])
+            tensors[name] = read(name)
     return Snapshot(int(path.name), tensors[WEIGHTS], tensors.get(STATE, {}), numbers)
 
 
@@ -234,10 +243,8 @@ def _read_manifest(path: Path) -> _Manifest:
     with _reporting_damage(path, MANIFEST):
         manifest = parse_json(read_bounded(path / MANIFEST))
         if manifest["format"] != RUN_FORMAT:
-            raise Damaged(
-                path,
-                f"{MANIFEST} has format {manifest['format']}, but this version of Paceline reads format {RUN_FORMAT}",
-            )
+            reads = f"but this version of Paceline reads format {RUN_FORMAT}"
+            raise Damaged(path, f"{MANIFEST} has format {manifest['format']}, {reads}")
         if manifest.pop("seal") != checksum_of_content(manifest):
             raise Damaged(path, f"{MANIFEST} does not match its recorded SHA-256")
         digests = {name: manifest["sha256"][name] for name in (*TENSORS, NUMBERS)}
@@ -248,14 +255,14 @@ def _read_file(path: Path, name: str, manifest: _Manifest) -> bytes:
     """Return the content of a file; raise Damaged if it does not match the manifest."""
     with _reporting_damage(path, name):
         content = read_bounded(path / name, MAX_TENSOR_BYTES)
-    _compare(path, name, hashlib.sha256(content).hexdigest(), manifest)
+    _compare(path, name, sha256(content).hexdigest(), manifest)
     return content
 
 
 def _check_file(path: Path, name: str, manifest: _Manifest) -> None:
     """Raise Damaged if a file does not match the manifest."""
     with _reporting_damage(path, name), open_bounded(path / name, MAX_TENSOR_BYTES) as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = file_digest(file, "sha256").hexdigest()
     _compare(path, name, digest, manifest)
 
 
@@ -264,11 +271,10 @@ def _compare(path: Path, name: str, digest: str, manifest: _Manifest) -> None:
         raise Damaged(path, f"{name} does not match its recorded SHA-256")
 
 
-def _parse_numbers(path: Path, content: bytes) -> CheckpointNumbers:
-    try:
+def _read_numbers(path: Path, manifest: _Manifest) -> CheckpointNumbers:
+    content = _read_file(path, NUMBERS, manifest)
+    with _reporting_damage(path, NUMBERS):
         return CheckpointNumbers.from_json(parse_json(content), int(path.name))
-    except INVALID as error:
-        raise Damaged(path, f"{NUMBERS} cannot be read: {why(error)}") from None
 
 
 @contextmanager
@@ -282,7 +288,7 @@ def _reporting_damage(path: Path, name: str) -> Iterator[None]:
         raise Damaged(path, f"{name} is missing") from None
     except OSError as error:
         raise Damaged(path, f"{name} cannot be read: {error.strerror}") from None
-    except UNREADABLE_TENSORS as error:
+    except UNREADABLE as error:
         raise Damaged(path, f"{name} cannot be read: {why(error)}") from None
 
 
@@ -326,8 +332,7 @@ class Checkpoints:
                 sync(temporary / name)
             sync(temporary)
             replaced = final.rename(final.with_name(REPLACED + final.name)) if whole else None
-            if final.exists():
-                self._set_aside(final)
+            self.set_aside(snapshot.images)
             temporary.rename(final)
             sync(self.folder)
             sync(self.folder.parent)  # flushes the directory entries for this folder and metrics.jsonl
@@ -398,7 +403,8 @@ class Checkpoints:
         kept = {*last, best, *map(self._best_of, last)}
         for images in self.all():
             if images not in kept:
-                self._remove(self.path(images))
+                path = self.path(images)  # renamed first, so that a killed process leaves no partial checkpoint
+                shutil.rmtree(path.rename(path.with_name(f"{REMOVING}{path.name}")))
 
     def _best_of(self, images: int) -> int | None:
         """Return the checkpoint that was the best one when this checkpoint was written, or None if unknown."""
@@ -415,19 +421,12 @@ class Checkpoints:
                 self.set_aside(later)
 
     def set_aside(self, images: int) -> None:
-        """Rename a checkpoint that cannot be used; do nothing if it is missing."""
-        if self.path(images).exists():
-            self._set_aside(self.path(images))
-
-    def _set_aside(self, path: Path) -> None:
-        """Rename a damaged checkpoint, so that users can still recover parts of it."""
-        aside = path.with_name(f"damaged-{path.name}")
-        shutil.rmtree(aside, ignore_errors=True)
-        path.rename(aside)
-
-    def _remove(self, path: Path) -> None:
-        """Rename a checkpoint and then remove it, so that a killed process leaves no partial checkpoint behind."""
-        shutil.rmtree(path.rename(path.with_name(f"{REMOVING}{path.name}")))
+        """Rename a checkpoint that cannot be used, so that users can recover parts; do nothing if it is missing."""
+        path = self.path(images)
+        if path.exists():
+            aside = path.with_name(f"damaged-{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
 
     def _remove_leftovers(self) -> None:
         for prefix in (WRITING, REMOVING, REPLACED):
@@ -504,15 +503,15 @@ def joint_writer(writers: Writers) -> Iterator[WriteTensors]:
                 metadata if name == WEIGHTS else {},
                 {key: rows.shape for key, rows in snapshot.rows.items() if key in tensors},
             )
-            for name, tensors in zip(TENSORS, _parts(snapshot), strict=True)
+            for name, tensors in zip(TENSORS, (snapshot.weights, snapshot.state), strict=True)
         }
         announced = True
         writers.exchange(str(folder))
-        problems = writers.exchange(_write_own(folder, snapshot, snapshot.weights, snapshot.state))
+        problems = writers.exchange(_write_own(folder, snapshot, only_rows=False))
         for rank, problem in enumerate(problems):
             if problem:
                 raise OSError(errno.EIO, problem if rank == writers.rank else f"{problem} (rank {rank})")
-        return {name: Written(_digest(folder / name), note) for name, note in notes.items()}
+        return {name: Written(checksum_of_file(folder / name), note) for name, note in notes.items()}
 
     try:
         yield write
@@ -525,27 +524,18 @@ def help_write(snapshot: Snapshot, writers: Writers) -> None:
     """Write this process's rows of the sharded tensors to the files that process 0 creates."""
     folder = writers.exchange("")[0]
     if folder:
-        own = ({name: t for name, t in part.items() if name in snapshot.rows} for part in _parts(snapshot))
-        writers.exchange(_write_own(Path(folder), snapshot, *own))
+        writers.exchange(_write_own(Path(folder), snapshot, only_rows=True))
 
 
-def _parts(snapshot: Snapshot) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    return snapshot.weights, snapshot.state
-
-
-def _write_own(folder: Path, snapshot: Snapshot, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
-    """Write tensors to the checkpoint's files; return why this failed, or "" if it did not."""
+def _write_own(folder: Path, snapshot: Snapshot, *, only_rows: bool) -> str:
+    """Write this process's tensors to the checkpoint's files; return why this failed, or "" if it did not."""
     first = {name: rows.first for name, rows in snapshot.rows.items()}
     try:
-        for name, tensors in zip(TENSORS, (weights, state), strict=True):
-            write_rows(folder / name, tensors, first)
+        for name, tensors in zip(TENSORS, (snapshot.weights, snapshot.state), strict=True):
+            own = {key: tensor for key, tensor in tensors.items() if key in first or not only_rows}
+            write_rows(folder / name, own, first)
     except OSError as error:
         return error.strerror or str(error)
     except Exception as error:  # the other processes wait for this one, so every error must be reported to them
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

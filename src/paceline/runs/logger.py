@@ -322,17 +322,16 @@ class _GivenUp(Exception):
 
 def _deliver(logger: Logger, entries: list[Entry]) -> None:
     """Pass entries to a logger. A list with several entries contains only lines."""
-    lines = [entry for entry in entries if isinstance(entry, LogLine)]
-    if lines:
-        logger.write_lines(lines)
-    for entry in entries:
-        if isinstance(entry, SampleImage):
-            logger.image(*entry)
-        elif isinstance(entry, Flush):
+    match entries[0]:
+        case LogLine():
+            logger.write_lines([entry for entry in entries if isinstance(entry, LogLine)])
+        case SampleImage(name, images, pixels):
+            logger.image(name, images, pixels)
+        case Flush(done):
             logger.flush()
-            entry.done.set()
-        elif isinstance(entry, End):
-            logger.end(entry.state, entry.weights)
+            done.set()
+        case End(state, weights):
+            logger.end(state, weights)
             logger.close()
 
 
@@ -359,16 +358,10 @@ class LoggerGroup:
                 continue
             self._threads.append(LoggerThread(name, logger_class, folder, images))
 
-    def write(self, images: int, values: Mapping[str, float], at: float) -> None:
-        """Queue a line of metrics, written at the Unix time `at`, for each logger."""
-        line = LogLine(images, values, at)
+    def add(self, entry: LogLine | SampleImage) -> None:
+        """Queue a line of metrics or a sample image for each logger."""
         for thread in self._threads:
-            thread.add(line)
-
-    def image(self, name: str, images: int, pixels: Pixels) -> None:
-        """Queue a sample image for each logger."""
-        for thread in self._threads:
-            thread.add(SampleImage(name, images, pixels))
+            thread.add(entry)
 
     def flush(self) -> None:
         """Wait until the loggers have stored everything, for at most `FLUSH_SECONDS`."""

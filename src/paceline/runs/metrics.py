@@ -6,12 +6,10 @@ import json
 import math
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from queue import Queue
 from threading import Semaphore
 from typing import TypeAlias, TypeGuard
 
@@ -19,71 +17,10 @@ import numpy as np
 from PIL import Image
 
 from paceline.core.errors import UserError
-from paceline.core.files import open_append, read_bounded, remove_leftovers, replacing, why, write_file
+from paceline.core.files import open_append, read_bounded, remove_leftovers, replacing, sync_open, why, write_file
 from paceline.core.types import Json, JsonObject
-from paceline.runs.logger import LoggerGroup, Pixels
-
-MAX_WAITING = 256  # calls; adding one more waits
-
-
-class Background:
-    """Runs calls in a thread. An error in a call is raised at the next `add` or `wait`; later calls still run.
-
-    The thread starts with the first call, and does not keep the process alive.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._calls: Queue[Callable[[], None] | None] = Queue(MAX_WAITING)
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-        self.is_closed = False
-
-    def add(self, call: Callable[[], None]) -> None:
-        """Run a call after those that were added before it; wait if too many are waiting."""
-        assert not self.is_closed, f"{self._name}: the thread has ended"
-        self.check()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
-        self._calls.put(call)
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the thread has started and not ended, so that calls may be waiting."""
-        return self._thread is not None and not self.is_closed
-
-    def wait(self) -> None:
-        """Wait until every call that was added before has ended; raise the first error, if any."""
-        if self.is_running:
-            reached = threading.Event()
-            self._calls.put(reached.set)
-            reached.wait()
-        self.check()
-
-    def check(self) -> None:
-        """Raise the first error in the thread, once."""
-        if self._error:
-            error, self._error = self._error, None
-            raise error
-
-    def close(self, seconds: float = math.inf) -> None:
-        """End the thread after the waiting calls; wait for at most `seconds`. Errors are not raised."""
-        if self.is_running:
-            assert self._thread
-            self.is_closed = True
-            self._calls.put(None)
-            self._thread.join(seconds if math.isfinite(seconds) else None)
-        self.is_closed = True
-
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            try:
-                call()
-            except BaseException as error:
-                self._error = self._error or error
-            del call  # so that what the call holds is freed now, not with the next call
-
+from paceline.runs.background import Background
+from paceline.runs.logger import LoggerGroup, LogLine, Pixels, SampleImage
 
 METRICS = "metrics.jsonl"
 SAMPLES = "samples"
@@ -140,10 +77,11 @@ class MetricsWriter:
             **{name: number if math.isfinite(number) else None for name, number in numbers.items()},
         }
         self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        logged = LogLine(images, numbers, now)
         if self._background.is_running:  # loggers receive lines and images in order, and an image may be waiting
-            self._background.add(partial(self._loggers.write, images, numbers, now))
+            self._background.add(partial(self._loggers.add, logged))
         else:
-            self._loggers.write(images, numbers, now)
+            self._loggers.add(logged)
 
     def image(self, name: str, images: int, arrange: Callable[[], Pixels]) -> None:
         """Write a sample image to samples/NAME-IMAGES.png in a thread.
@@ -163,7 +101,7 @@ class MetricsWriter:
             self._samples.mkdir(exist_ok=True)
             with replacing(self._samples / f"{name}-{images:012}.png", durable=False) as temporary:
                 Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(temporary, format="png")
-            self._loggers.image(name, images, pixels)
+            self._loggers.add(SampleImage(name, images, pixels))
         finally:
             self._room.release()
 
@@ -174,7 +112,7 @@ class MetricsWriter:
     def flush(self) -> None:
         """Flush everything to disk, so that no checkpoint is newer than its metrics and sample images."""
         self.wait_for_images()
-        os.fsync(self._file.fileno())
+        sync_open(self._file.fileno())
         self._loggers.flush()
 
     def close(self, state: str = "finished", weights: Path | None = None, logger_wait: float = math.inf) -> None:
@@ -192,9 +130,18 @@ class MetricsWriter:
 
 def read_metrics(folder: Path) -> list[MetricsLine]:
     """Return the lines of a run's metrics, skipping broken ones."""
-    rows = [row for line in read_metrics_file(folder).splitlines() if (row := parse_line(line)) is not None]
-    numbers = [{name: value for name, value in row.items() if _is_number(value)} for row in rows]
-    return [line for line, row in zip(numbers, rows, strict=True) if len(line) == len(row)]
+    return [row for row in read_rows(folder) if row is not None]
+
+
+def read_rows(folder: Path) -> list[MetricsLine | None]:
+    """Return every line of a run's metrics; None for a broken line."""
+    return list(map(_parse_numbers, read_metrics_file(folder).splitlines()))
+
+
+def _parse_numbers(line: bytes) -> MetricsLine | None:
+    row = parse_line(line) or {}
+    numbers = {name: value for name, value in row.items() if _is_number(value)}
+    return numbers if row and len(numbers) == len(row) else None
 
 
 def read_metrics_file(folder: Path) -> bytes:
@@ -254,7 +201,7 @@ def _describe_lost_lines(folder: Path, images: int) -> str:
     no end then.
     """
     lines = read_metrics_file(folder).split(b"\n")[:-1] if images else []
-    rows = [parse_line(line) for line in lines]
+    rows = list(map(parse_line, lines))
     broken = rows.count(None)
     if not images or (not broken and any(row and row["images"] == images for row in rows)):
         return ""

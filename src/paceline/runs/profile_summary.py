@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from paceline.core.files import read_json, write_file, write_json
-from paceline.core.types import JsonObject
+from paceline.core.files import write_file, write_json
 
 PROFILE = "profile"  # folder within a run folder
 SUMMARY_JSON, SUMMARY_TEXT = "summary.json", "summary.txt"
@@ -52,37 +49,11 @@ class ProfileSummary:
     remedies: tuple[Remedy, ...]
     notes: tuple[str, ...] = ()
 
-    def to_json(self) -> JsonObject:
-        """Return the summary as JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> ProfileSummary:
-        """Return the summary that `to_json` wrote; raise KeyError, TypeError or ValueError if it is damaged."""
-        kernels = [
-            KernelTime(str(k["name"]), _number(k["share"]), _number(k["calls_per_step"])) for k in values["kernels"]
-        ]
-        remedies = [Remedy(str(r["action"]), str(r["reason"]), _number(r["gain"])) for r in values["remedies"]]
-        return cls(
-            device=str(values["device"]),
-            num_steps=int(values["num_steps"]),
-            step_seconds=_number(values["step_seconds"]),
-            images_per_second=_number(values["images_per_second"]),
-            sections=_numbers(values["sections"]),
-            phases=_numbers(values["phases"]),
-            kernels=tuple(kernels[:MAX_KERNELS]),
-            communication=_number(values["communication"]),
-            exposed_communication=_number(values["exposed_communication"]),
-            gaps=_number(values["gaps"]),
-            remedies=tuple(remedies[:MAX_REMEDIES]),
-            notes=tuple(map(str, values["notes"])),
-        )
-
     def write(self, run: Path) -> None:
         """Write the summary to a run folder, as text and as JSON."""
         folder = run / PROFILE
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / SUMMARY_JSON, self.to_json(), durable=False)
+        write_json(folder / SUMMARY_JSON, asdict(self), durable=False)
         write_file(folder / SUMMARY_TEXT, "\n".join(self.lines()) + "\n", durable=False)
 
     def lines(self) -> Iterator[str]:
@@ -116,25 +87,6 @@ SECTION_NAMES = {
     "save": "saving",
     "start_up": "start-up",
 }
-
-
-def read_profile(run: Path) -> ProfileSummary | None:
-    """Return the summary in a run folder; None if there is none or it cannot be read."""
-    try:
-        return ProfileSummary.from_json(read_json(run / PROFILE / SUMMARY_JSON))
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        return None
-
-
-def _number(value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(value)
-    return number
-
-
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    return {str(name): _number(value) for name, value in values.items()}
 
 
 def _table(shares: Mapping[str, float]) -> Iterator[str]:

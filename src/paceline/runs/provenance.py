@@ -7,7 +7,6 @@ import platform
 import subprocess
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -118,52 +117,27 @@ def identity() -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True)
-class _GraphTest:
-    """The self-test's result for a training step that was captured as a CUDA graph."""
-
-    passed: bool
-    result: str  # description of the failure, or of the values that were compared
-    processes: int
-
-
-@dataclass(frozen=True)
-class _SelfTest:
-    """The part of a self-test's results that concerns CUDA graphs."""
-
-    machine: Mapping[str, str]
-    verified: bool
-    graph: _GraphTest | None
-
-    @classmethod
-    def read(cls) -> _SelfTest | None:
-        """Return the saved self-test, or None if it is missing or cannot be read."""
-        cached = read_cached(SELF_TEST)
-        try:
-            graph = cached["graph"]
-            tested = _GraphTest(graph["passed"], graph["result"], graph["processes"]) if graph else None
-            return cls(cached["machine"], bool(cached["verified"]), tested)
-        except (KeyError, TypeError):
-            return None
-
-
 def graph_obstacle(processes: int, hosts: int) -> str:
     """Return why this machine cannot capture a step on several GPUs as a CUDA graph; empty if the self-test passed."""
     if hosts > 1:
         return "CUDA graphs are untested across several hosts"
-    test = _SelfTest.read()
-    if test is None:
+    cached = read_cached(SELF_TEST)
+    try:
+        machine, verified, graph = cached["machine"], cached["verified"], cached["graph"]
+        tested = (graph["passed"], graph["result"], graph["processes"]) if graph else None
+        changed = [(name, machine.get(name, ""), now) for name, now in identity().items() if machine.get(name) != now]
+    except (KeyError, TypeError, AttributeError):
         return f"CUDA graphs are untested on this machine's GPUs; {HOW_TO_TEST}"
-    for name, here in identity().items():
-        then = test.machine.get(name, "")
-        if then != here:
-            return f"the self-test is outdated ({name}: {then or 'unknown'}, now {here}); {HOW_TO_TEST}"
-    if not test.verified:
+    if changed:
+        name, then, now = changed[0]
+        return f"the self-test is outdated ({name}: {then or 'unknown'}, now {now}); {HOW_TO_TEST}"
+    if not verified:
         return "this machine's self-test failed"
-    if not test.graph:
+    if not tested:
         return f"this machine's self-test used fewer than two GPUs; {HOW_TO_TEST}"
-    if not test.graph.passed:
-        return f"in this machine's self-test, {test.graph.result}"
-    if processes > test.graph.processes:
-        return f"this machine's self-test used fewer GPUs ({test.graph.processes}, not {processes}); {HOW_TO_TEST}"
+    passed, result, tested_processes = tested
+    if not passed:
+        return f"in this machine's self-test, {result}"
+    if processes > tested_processes:
+        return f"this machine's self-test used fewer GPUs ({tested_processes}, not {processes}); {HOW_TO_TEST}"
     return ""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -78,18 +78,6 @@ _SECTOR_BYTES = 512  # unit of /proc/diskstats on every device
 _NOT_DISKS = ("dm-", "loop", "md", "ram", "sr", "zram")  # devices without storage of their own
 
 
-class _Counters(NamedTuple):
-    """Counters that only grow. The difference between two readings gives a rate."""
-
-    time: float
-    busy: float  # CPU time in clock ticks
-    total: float
-    read: float  # bytes
-    written: float
-    received: float
-    sent: float
-
-
 class HostReadings:
     """Reads the CPU usage, load average, memory, disk traffic and network traffic of this machine.
 
@@ -99,7 +87,7 @@ class HostReadings:
 
     def __init__(self, folder: Path, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> None:
         self._folder, self._proc, self._sys = folder, proc, sys
-        self._before: _Counters | None = None
+        self._before: dict[str, float] = {}
         self._next_at = 0.0
 
     def read(self) -> dict[str, float]:
@@ -132,39 +120,36 @@ class HostReadings:
         return {LOAD_AVERAGE: float(_lines(self._proc / "loadavg")[0].split()[0])}
 
     def _rates(self) -> dict[str, float]:
+        """Return the CPU usage and the traffic since the previous call."""
         before, now = self._before, self._count()
         self._before = now
-        if before is None:
+        if not before:
             return {}
-        seconds = now.time - before.time
+        grown = {name: now[name] - before[name] for name in now}
         values = {}
-        if now.total > before.total:
-            values["host/cpu_percent"] = 100 * (now.busy - before.busy) / (now.total - before.total)
-        for name, old, new in (
-            ("disk_read", before.read, now.read),
-            ("disk_write", before.written, now.written),
-            ("network_receive", before.received, now.received),
-            ("network_send", before.sent, now.sent),
-        ):
-            if new >= old:  # a device may have been removed in the meantime
-                values[f"host/{name}_mib_per_second"] = (new - old) / seconds / _MIB
+        if grown["total"] > 0:
+            values["host/cpu_percent"] = 100 * grown["busy"] / grown["total"]
+        for name in ("disk_read", "disk_write", "network_receive", "network_send"):
+            if grown[name] >= 0:  # a device may have been removed in the meantime
+                values[f"host/{name}_mib_per_second"] = grown[name] / grown["seconds"] / _MIB
         return values
 
-    def _count(self) -> _Counters:
+    def _count(self) -> dict[str, float]:
+        """Return counters that only grow: CPU time in clock ticks, and traffic in bytes."""
         ticks = [int(word) for word in _lines(self._proc / "stat")[0].split()[1:9]]
         idle = ticks[3] + ticks[4]  # idle and waiting for a disk
         disks = [line.split() for line in self._lines_or_none(self._proc / "diskstats")]
         disks = [words for words in disks if self._is_disk(words[2])]
         network = self._interfaces()
-        return _Counters(
-            time=time.monotonic(),
-            busy=sum(ticks) - idle,
-            total=sum(ticks),
-            read=_SECTOR_BYTES * sum(int(words[5]) for words in disks),
-            written=_SECTOR_BYTES * sum(int(words[9]) for words in disks),
-            received=sum(int(words[0]) for words in network),
-            sent=sum(int(words[8]) for words in network),
-        )
+        return {
+            "seconds": time.monotonic(),
+            "busy": sum(ticks) - idle,
+            "total": sum(ticks),
+            "disk_read": _SECTOR_BYTES * sum(int(words[5]) for words in disks),
+            "disk_write": _SECTOR_BYTES * sum(int(words[9]) for words in disks),
+            "network_receive": sum(int(words[0]) for words in network),
+            "network_send": sum(int(words[8]) for words in network),
+        }
 
     def _is_disk(self, name: str) -> bool:
         """Return whether a block device is a disk and not a partition, which would be counted twice."""

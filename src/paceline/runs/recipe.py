@@ -10,7 +10,7 @@ import torch
 
 from paceline.config.resolve import Config, resolve
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import DataSpec, Recipe, check_attributes
+from paceline.contracts.recipe import DataSpec, Recipe, check_attributes, check_recipe
 from paceline.core.errors import NoClasses, UserError, check_parameters, unknown
 from paceline.core.files import SAFETENSORS
 from paceline.core.registry import load_class
@@ -37,7 +37,7 @@ def make_recipe(config: Config, sources: Mapping[str, Source], size: tuple[int, 
         recipe = config.recipe_class(config.recipe, spec)
     except NoClasses as error:
         raise UserError("; ".join(filter(None, [str(error), *first.notes, first.class_advice]))) from None
-    recipe.check_phases(config.recipe_name)
+    check_recipe(recipe, config.recipe_name)
     for network in config.networks:
         if network not in recipe.networks:
             raise unknown("network", network, recipe.networks)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import threading
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from time import perf_counter
 from types import TracebackType
 
 from paceline.core.watch import beat
+from paceline.runs.background import Background
 from paceline.runs.checkpoint import Checkpoints, Snapshot, Writers, help_write, joint_writer, write_alone
 
 LAST_SECONDS = 2.0  # maximum time to wait for a save after a second Ctrl-C
 
 
-class Saver:
+class Saver(Background):
     """Writes one checkpoint at a time in a thread; an error in the thread is raised at the next call.
 
     The `with` block waits for a pending save before it exits, even after an error.
@@ -22,12 +23,11 @@ class Saver:
 
     def __init__(self, checkpoints: Checkpoints, writers: Writers | None = None) -> None:
         """Create a saver. `writers` are the processes that write each checkpoint together, if there are several."""
+        super().__init__("saver")
         self.checkpoints, self.writers = checkpoints, writers
         self.num_saves = 0
         self.saved_at = -1  # images seen at the last checkpoint that this process has completed
         self.seconds = 0.0  # total time spent in the thread
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
 
     def save(
         self,
@@ -51,12 +51,10 @@ class Saver:
                     self.checkpoints.prune(keep, best)
                     self.num_saves += 1
                     after()
-            except BaseException as error:
-                self._error = error
-            self.seconds += perf_counter() - began
+            finally:
+                self.seconds += perf_counter() - began
 
-        self._thread = threading.Thread(target=write, name="saver", daemon=True)
-        self._thread.start()
+        self.add(write)
 
     def _write(self, snapshot: Snapshot, before: Callable[[], None]) -> bool:
         """Write a checkpoint, or this process's part of it; return whether this process completes checkpoints."""
@@ -67,18 +65,6 @@ class Saver:
             before()
             self.checkpoints.save(snapshot, write)
         return True
-
-    def wait(self) -> None:
-        """Wait until the last checkpoint is written; re-raise any error from writing it."""
-        if self._thread:
-            self._thread.join()
-        self.check()
-
-    def check(self) -> None:
-        """Raise the thread's error, if any; cheap enough to call at every step."""
-        if self._error:
-            error, self._error = self._error, None
-            raise error
 
     def describe_cost(self, in_loop: float) -> str:
         """Return a line about the seconds spent on checkpoints, in the training loop and in the thread."""
@@ -91,7 +77,8 @@ class Saver:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.wait()
-        elif self._thread:  # an error from the save must not hide the first error
-            self._thread.join(LAST_SECONDS if issubclass(kind, KeyboardInterrupt) else None)
+        try:
+            if kind is None:  # an error from the save must not hide the first error
+                self.wait()
+        finally:
+            self.close(LAST_SECONDS if kind and issubclass(kind, KeyboardInterrupt) else math.inf)

@@ -11,23 +11,28 @@ import math
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.core.files import read_bounded, write_json
 
 STATUS = "status.json"
 MIRROR_STATE = "mirror.json"
 STATES = ("running", "finished", "stopped", "failed")
-_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+_TYPES: dict[Any, Callable[[Any], Any]] = {"str": str, "int": int, "float": float}
+Record = TypeVar("Record", "Status", "MirrorState")
 
 
-def _finite(value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"not a finite number: {value}")
-    return number
+def _parse(kind: type[Record], content: bytes) -> Record | None:
+    """Return the record in a JSON file; None if it cannot be read, or lacks a field that has no default."""
+    try:
+        read = json.loads(content)
+        record = kind(**{one.name: _TYPES[one.type](read[one.name]) for one in fields(kind) if one.name in read})
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+    return record if math.isfinite(record.since) else None
 
 
 @dataclass(frozen=True)
@@ -50,18 +55,7 @@ class Status:
     @classmethod
     def parse(cls, content: bytes) -> Status | None:
         """Parse a status file; return None if it cannot be read."""
-        try:
-            read: Any = json.loads(content)
-            return cls(
-                state=str(read["state"]),
-                since=_finite(read["since"]),
-                total_images=int(read.get("total_images", 0)),
-                reason=str(read.get("reason", "")),
-                host=str(read.get("host", "")),
-                pid=int(read.get("pid", 0)),
-            )
-        except _UNREADABLE:
-            return None
+        return _parse(cls, content)
 
     @classmethod
     def of(cls, folder: Path) -> Status | None:
@@ -89,11 +83,7 @@ class MirrorState:
     @classmethod
     def parse(cls, content: bytes) -> MirrorState | None:
         """Parse a mirror state file; return None if it cannot be read."""
-        try:
-            read: Any = json.loads(content)
-            return cls(str(read["url"]), int(read["images"]), _finite(read["since"]), str(read["error"]))
-        except _UNREADABLE:
-            return None
+        return _parse(cls, content)
 
     def write(self, folder: Path) -> None:
         """Write the mirror's state to a run folder, replacing the old one."""

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from paceline.core.files import parse_json
+from paceline.core.files import parse_json, sync_open
 from paceline.models.torch_file import open_safetensors
 
 Memory = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]
@@ -211,7 +211,7 @@ def write_rows(path: Path, tensors: Mapping[str, Tensor], first: Mapping[str, in
             skipped = first.get(name, 0) * math.prod(rows.shape[1:]) * rows.element_size()
             at = LENGTH_BYTES + length + header[name]["data_offsets"][0] + skipped
             _write_at(file, rows.reshape(-1).view(torch.uint8).numpy().data, at)
-        os.fsync(file)
+        sync_open(file)
 
 
 def map_tensors(path: Path) -> dict[str, Tensor]:

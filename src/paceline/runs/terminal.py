@@ -219,25 +219,25 @@ class Display:
 
         This is cheap enough to call after every step.
         """
-        if not self._enabled:
-            return
-        now = time.perf_counter()
-        self._note(CURRENT_STEP, now)
-        if self._live is not None and now >= self._next_frame:
-            self._draw(images, self._progress(images, now, self._speed(images, now)), now)
-        elif self._live is None and self._patience.is_over():
-            self._print(self._progress(images, now, self._speed(images, now)))
+        self._show_soon(CURRENT_STEP, images)
 
     def busy(self, text: str) -> None:
         """Show an activity between two steps, such as an evaluation; without a terminal, only after a long silence."""
+        self._show_soon(text, self._images)
+
+    def _show_soon(self, activity: str, images: int) -> None:
+        """Show the progress, or an activity other than a step, unless something was shown a moment ago."""
         if not self._enabled:
             return
         now = time.perf_counter()
-        self._note(text, now)
-        if self._live is not None and now >= self._next_frame:
-            self._draw(self._images, [text], now)
-        elif self._live is None and self._patience.is_over():
-            self._print([text])
+        self._note(activity, now)
+        if now >= self._next_frame if self._live is not None else self._patience.is_over():
+            is_step = activity == CURRENT_STEP
+            items = self._progress(images, now, self._speed(images, now)) if is_step else [activity]
+            if self._live is not None:
+                self._draw(images, items, now)
+            else:
+                self._print(items)
 
     @contextmanager
     def during(self, activity: str) -> Iterator[None]:

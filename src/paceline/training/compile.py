@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from paceline.config.resolve import Config
-from paceline.contracts.recipe import Batch, Recipe
+from paceline.contracts.recipe import Batch, Recipe, single_networks
 from paceline.core.errors import describe_error
 from paceline.core.files import writable_cache
 from paceline.core.ordered_map import num_cores
@@ -44,7 +44,7 @@ MAX_COMPILE_WORKERS = 32  # as in torch
 
 def compilable_networks(recipe: Recipe) -> list[nn.Module]:
     """Return the networks that can be compiled: all except those that need a double backward."""
-    networks = recipe.single_networks.items()
+    networks = single_networks(recipe).items()
     return [network for name, network in networks if name.partition(".")[0] not in recipe.double_backward]
 
 
@@ -98,8 +98,8 @@ def compile_networks(recipe: Recipe, *, known: bool = False) -> list[nn.Module]:
 
 def compile_obstacle(step: Step) -> str:
     """Return why this step's networks cannot be compiled; empty if they can."""
-    if step.strategy.cannot_compile:
-        return step.strategy.cannot_compile
+    if obstacle := step.strategy.why_not("compile"):
+        return obstacle
     if step.strategy.recomputes:
         return "activations are recomputed (checkpoint_activations)"
     return "" if compilable_networks(step.recipe) else "every network needs a double backward (R1)"
@@ -153,7 +153,7 @@ def try_compile(step: Step, data: StepData, *, known: bool = False) -> str:
             for network in networks:
                 undo_compile(network)
             return f"compile: off, since it failed ({describe_error(error)})"
-    count = f"{len(networks)} of {len(step.recipe.single_networks)} networks"
+    count = f"{len(networks)} of {len(single_networks(step.recipe))} networks"
     kept = os.environ.get(CACHE_VARIABLE, "torch's temporary folder")
     return f"compile: on for {count}; compiled kernels are kept in {kept}"
 

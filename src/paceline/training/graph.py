@@ -20,6 +20,7 @@ from paceline.core.errors import UserError
 from paceline.core.text import print_line
 from paceline.data.feed import StepData
 from paceline.parallel.graphed_function import CapturedGraph, end_failed_capture, root_cause
+from paceline.parallel.strategy import Strategy
 from paceline.runs.provenance import graph_obstacle
 from paceline.training.loss_log import Entry
 from paceline.training.step import Step
@@ -31,6 +32,15 @@ RunStep = Callable[[StepData], list[Entry]]
 Fetched = list[list[Batch]]
 
 
+def eager_steps(strategy: Strategy) -> int:
+    """Return how many eager steps must precede the capture of a step as a CUDA graph.
+
+    The first step creates the optimizer's state and selects kernels. torch recommends three steps before a capture, and
+    DistributedDataParallel requires eleven.
+    """
+    return 11 if strategy.needs_processes else 3
+
+
 def choose_step(step: Step, settings: RunSettings) -> tuple[RunStep, str]:
     """Return the eager step or a graphed one, and a note for the user if the choice needs explaining."""
     obstacle = _obstacle(step)
@@ -40,15 +50,15 @@ def choose_step(step: Step, settings: RunSettings) -> tuple[RunStep, str]:
         raise UserError(f"--graph on: {obstacle}; use --graph auto")
     if obstacle:
         return step, f"step: eager, not a CUDA graph ({obstacle})"
-    return GraphedStep(step, settings.graph), f"step: one CUDA graph after {step.strategy.eager_steps} eager steps"
+    return GraphedStep(step, settings.graph), f"step: one CUDA graph after {eager_steps(step.strategy)} eager steps"
 
 
 def _obstacle(step: Step) -> str:
     """Return why this step cannot be captured as a CUDA graph here; empty if it can."""
     if step.world.device.type != "cuda":
         return "there is no GPU"
-    if step.strategy.cannot_capture:
-        return step.strategy.cannot_capture
+    if obstacle := step.strategy.why_not("capture"):
+        return obstacle
     if step.strategy.recomputes:
         return "recomputing activations reads the random state on the host (checkpoint_activations)"
     if step.world.backend == "gloo":
@@ -76,7 +86,7 @@ class GraphedStep:
         self.step.set_rates(data.images)
         if due not in self.captured and not self.failed:
             self.seen[due] = self.seen.get(due, 0) + 1
-            if self.seen[due] <= self.step.strategy.eager_steps:
+            if self.seen[due] <= eager_steps(self.step.strategy):
                 return self._run_on_side_stream(due, data.fetched)
             self._capture(due, data.fetched)
         if self.failed:

@@ -50,14 +50,12 @@ def initialise(parts: Parts) -> str:
     copy is used.
     """
     path = parts.config.run.init_from
-    if not path and not parts.recipe.starts_from_published:
+    if not path and not parts.recipe.weights.published:
         return ""
     own, message = None, ""
     if parts.world.place.local_rank == 0:
         try:
-            own = (
-                read_initial_weights(path) if path else InitialWeights(parts.recipe.published_weights(), {}, PUBLISHED)
-            )
+            own = read_initial_weights(path) if path else _published(parts.recipe)
         except UserError as error:
             message = f"--init-from {path}: {error}" if path else str(error)
     initial, _ = share_newest(parts.world, own, own.images if own else -1)
@@ -69,6 +67,10 @@ def initialise(parts: Parts) -> str:
     for learner in parts.step.learners.values():
         learner.reset_ema()
     return f"initialised from {initial.origin}: {', '.join(networks)}"
+
+
+def _published(recipe: Recipe) -> InitialWeights:
+    return InitialWeights(recipe.pretrained_weights(None), {}, PUBLISHED)
 
 
 def read_initial_weights(path: str) -> InitialWeights:
@@ -115,7 +117,7 @@ def _fill(recipe: Recipe, config: Config, spec: DataSpec, initial: InitialWeight
     found = _by_network(recipe, initial.weights)
     if not found and path:
         try:
-            found = _by_network(recipe, recipe.adopt_weights(initial.weights))
+            found = _by_network(recipe, recipe.pretrained_weights(initial.weights))
         except UserError as error:
             raise UserError(f"--init-from {path}: {error}") from None
     if not found:
@@ -135,7 +137,7 @@ def _fill(recipe: Recipe, config: Config, spec: DataSpec, initial: InitialWeight
             f"--init-from {path}: its {name} is a different network: {differing[0]!r} does not match "
             f"(differing tensors: {len(differing)}); {advice}"
         )
-    required = recipe.settings_of_weights(config.recipe)
+    required = recipe.weights.settings_to_match(config.recipe)
     _reject_settings({name: value for name, value in others.items() if name in required}, config, path)
     for name, weights in found.items():
         check_values(weights, recipe.networks[name], f"--init-from {path}" if path else PUBLISHED)
@@ -147,7 +149,7 @@ def _rows_of_other_classes(
     recipe: Recipe, network: str, weights: Mapping[str, Tensor], spec: DataSpec
 ) -> frozenset[str]:
     """Return the tensors of a classifier that have one row per class, if the weights have another number of classes."""
-    if not recipe.has_row_per_class:
+    if not recipe.weights.row_per_class:
         return frozenset()
     own = recipe.networks[network].state_dict()
     return frozenset(
@@ -166,8 +168,8 @@ def _describe_new(tensors: frozenset[str], spec: DataSpec) -> str:
 def _other_use(initial: InitialWeights, path: str, recipe: Recipe, recipe_name: str) -> str:
     """Return what to do with weights that belong to none of the recipe's networks."""
     if not initial.settings:
-        tried = recipe.importer and load_class("importer", recipe.importer, Importer).tries_any_file
-        return describe_import(path, recipe_name if recipe.importer and not tried else "")
+        tried = recipe.weights.importer and load_class("importer", recipe.weights.importer, Importer).tries_any_file
+        return describe_import(path, recipe_name if recipe.weights.importer and not tried else "")
     own = dict.fromkeys(name.partition(".")[0] for name in initial.weights)
     return f"its networks are {', '.join(own)}, so it belongs to a different recipe"
 
@@ -221,7 +223,7 @@ def _affecting_networks(
         return False  # the recipe rejects the settings
 
     def affects(name: str) -> bool:
-        if name in recipe.settings_of_weights(own):
+        if name in recipe.weights.settings_to_match(own):
             return True
         # A setting may be invalid unless others change too. Therefore change it alone, or all others but not this one.
         alone, last = replace(own, **{name: others[name]}), replace(stored, **{name: getattr(own, name)})

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from paceline.config.settings import RunSettings
 from paceline.config.spans import INTERVALS, is_never, parse_interval
-from paceline.contracts.recipe import Recipe
+from paceline.contracts.recipe import Recipe, single_networks
 from paceline.core.errors import UserError
 from paceline.core.watch import beat, longest_gap, recorder
 from paceline.data.feed import StepData
@@ -81,7 +81,7 @@ def _describe(epochs: int, *, ends: bool) -> str:
 
 def check_replicas(recipe: Recipe, world: World) -> None:
     """Raise RuntimeError if the weights of a network differ between ranks."""
-    networks = recipe.single_networks
+    networks = single_networks(recipe)
     rows = world.gather(torch.stack([_checksum(network) for network in networks.values()]))
     for name, column in zip(networks, rows.unbind(1), strict=True):
         if (column != column[0]).any():
@@ -284,7 +284,9 @@ class Loop:
             self.stopped = True
 
     def _seed_dropout(self, images: int) -> None:
-        for number, generator in enumerate(self.parts.strategy.generators()):
+        for number, device in enumerate(dict.fromkeys(self.parts.strategy.local_devices)):
+            on_gpu = device.type == "cuda"
+            generator = torch.cuda.default_generators[device.index] if on_gpu else torch.default_generator
             seed = number_from(self.parts.config.run.seed, images, "dropout", self.world.rank, number)
             generator.manual_seed(seed)
 
@@ -347,7 +349,7 @@ class Loop:
         values = {f"{self.evaluator.split}/{name}": value for name, value in results.items()}
         if self.outputs.writer:
             self.outputs.writer.write(self.images, values | {EVALUATION_SECONDS: section.seconds - before})
-        best_metric, mode = self.recipe.best
+        best_metric, mode = self.recipe.evaluation.best, self.recipe.evaluation.mode
         name = next((name for name in values if name.partition("[")[0] == best_metric), "")
         is_best = bool(name) and is_better(values[name], name, self.best, mode)
         texts = [f"{name} {text}" for name, text in self.evaluator.texts(results).items()]

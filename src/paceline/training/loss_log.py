@@ -20,6 +20,7 @@ from paceline.runs.tensor_files import HostCopy
 
 VALUES = "values"
 SPREAD = "spread/"
+DIVERGED_ABOVE = 1e8  # the run stops if the magnitude of a loss or signal exceeds this
 CAPACITY = 1024  # rows per page; when a page is full, its rows are added to running sums on the device
 
 
@@ -51,7 +52,7 @@ class Reading(NamedTuple):
                 self.not_finite.images,
             )
         for name, value in self.largest.items():
-            if value > recipe.diverged_above:
+            if value > DIVERGED_ABOVE:
                 return f"the run has diverged (the magnitude of {name} is {value:.3g})", images
         collapsed = next((name for name in recipe.must_vary if self.largest.get(name) == 0), "")
         return (collapse(collapsed), images) if collapsed else None

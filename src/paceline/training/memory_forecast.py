@@ -114,14 +114,14 @@ class Forecast:
         step = self.recomputed if wanted and self.recomputed else self.stored
         found, phase = step.peak(strategy.memory_shares(step.recipe, devices), samples)
         found[Kind.BUFFERS] += self.data_bytes
-        if self.captures and not strategy.cannot_capture and not wanted:
+        if self.captures and not strategy.why_not("capture") and not wanted:
             found[Kind.GRAPHS] += (num_graphs(step.recipe) - 1) * found[Kind.ACTIVATIONS]
         network = next((one.network for one in step.recipe.phases if one.name == phase), "")
         return DeviceMemory({kind: size for kind, size in found.items() if size}, phase, network)
 
     def can_recompute(self, strategy: type[Strategy]) -> bool:
         """Return whether `checkpoint_activations=on` is possible."""
-        return self.recomputed is not None and not strategy.cannot_recompute
+        return self.recomputed is not None and not strategy.why_not("recompute")
 
     def can_divide(self, devices: int) -> bool:
         """Return whether each device gets at least one sample of each micro-batch."""

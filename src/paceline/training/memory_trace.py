@@ -310,7 +310,7 @@ class _OneDevice(Strategy):
         self.log, self.recompute_in = log, recompute_in
         super().__init__(config.with_run(devices=1).run, World(Place(), log.device), precision, recipe)
 
-    def place(self, recipe: Recipe) -> None:
+    def _place(self, recipe: Recipe) -> None:
         """Replace the recipe's tensors with fake ones on the device, which `Module.to` cannot do."""
         placed: dict[int, Tensor] = {}  # a tensor that several modules share stays shared
         for module in recipe.modules():

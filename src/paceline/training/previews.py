@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from paceline.contracts.data_spec import EIGHT_BITS, PixelFormat
-from paceline.contracts.recipe import Batch, DataSpec, Recipe
+from paceline.contracts.recipe import CLASS_DRAW, Batch, DataSpec, Recipe
 from paceline.core.errors import UserError
 from paceline.data.source import Source, sizes_of, without_empty_classes
 from paceline.data.stream import Drawer, to_pixels
@@ -52,7 +52,7 @@ class Previews:
     @classmethod
     def of(cls, parts: Parts) -> Previews:
         """Return the sample images of a run; they show the split that is evaluated."""
-        shown = parts.loaders.get(parts.recipe.evaluated_on, parts.loaders["train"]).source
+        shown = parts.loaders.get(parts.recipe.evaluation.split, parts.loaders["train"]).source
         spec, channels = parts.trained_spec(), parts.config.run.preview_channels
         return cls(parts.recipe, parts.feed.drawer, spec, shown, parts.precision, channels)
 
@@ -114,7 +114,7 @@ def fixed_draws(recipe: Recipe, drawer: Drawer, spec: DataSpec, count: int, firs
     if not recipe.generates:
         raise UserError(f"{type(recipe).__name__} has no generator: it cannot generate images from noise")
     draws = drawer.rows("samples", first, first + count)
-    name = recipe.class_draw
+    name = CLASS_DRAW if CLASS_DRAW in recipe.draws else ""
     return draws | {name: without_empty_classes(draws[name], spec)} if name else draws
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch.autograd.profiler import profile, record_function
 
+from paceline.contracts.recipe import single_networks
 from paceline.core.errors import DISK_FAILED
 from paceline.core.text import print_line
 from paceline.core.watch import beat
@@ -324,10 +325,12 @@ def _annotate(prefix: str) -> Annotate:
 
 def situation_of(parts: Parts) -> Situation:
     """Return the choices of a run that decide which remedies apply."""
-    networks, strategy = parts.recipe.single_networks.values(), parts.strategy
+    networks, strategy = single_networks(parts.recipe).values(), parts.strategy
     return Situation(
         captured=isinstance(parts.run_step, GraphedStep) and not parts.run_step.failed,
-        can_gain_by_compiling=not (any(map(is_compiled, networks)) or strategy.cannot_compile or strategy.recomputes),
+        can_gain_by_compiling=not (
+            any(map(is_compiled, networks)) or strategy.why_not("compile") or strategy.recomputes
+        ),
         loads_in_workers=parts.loaders["train"].uses_workers,
         workers=parts.config.run.workers,
     )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from paceline.contracts.recipe import Batch
+from paceline.contracts.recipe import Batch, single_networks
 from paceline.core.errors import UserError, place_outside
 from paceline.data.source import has_one_size, sizes_of
 from paceline.data.stream import channels_first
@@ -74,7 +74,7 @@ TORCH = str(Path(torch.__file__).parent)
 
 def rehearse_all(parts: Parts, evaluators: Sequence[SplitEvaluator]) -> None:
     """Rehearse all evaluations. If weights are sharded, find out which networks they and the sample images use."""
-    used, shards_weights = UsedNetworks(parts.recipe.single_networks), parts.strategy.shards_weights
+    used, shards_weights = UsedNetworks(single_networks(parts.recipe)), parts.strategy.shards_weights
     with parts.strategy.whole_weights(), used if shards_weights else nullcontext():
         for evaluator in evaluators:
             rehearse(evaluator)
@@ -86,7 +86,7 @@ def rehearse_all(parts: Parts, evaluators: Sequence[SplitEvaluator]) -> None:
 
 def _rehearse_preview(parts: Parts) -> None:
     """Compute the sample images for one sample, in every process, although only one process writes them."""
-    shown = parts.loaders.get(parts.recipe.evaluated_on, parts.loaders["train"]).source
+    shown = parts.loaders.get(parts.recipe.evaluation.split, parts.loaders["train"]).source
     with _unchanged_generators(parts.world.device), explained(f"{type(parts.recipe).__name__}.preview"):
         samples = strip_samples(shown, parts.feed.drawer, parts.precision, parts.trained_spec())
         make_strips(parts.recipe, samples[:1], parts.precision, ShownChannels())
@@ -96,7 +96,7 @@ def _rehearse_preview(parts: Parts) -> None:
 def rehearse(split_evaluator: SplitEvaluator) -> None:
     """Predict a few samples and evaluate the predictions; raise UserError if this fails."""
     recipe, evaluator = split_evaluator.recipe, split_evaluator.take_prepared()
-    named = f"evaluator {recipe.evaluator!r}"
+    named = f"evaluator {recipe.evaluation.evaluator!r}"
     with _unchanged_generators(split_evaluator.world.device):
         batch = _batch(split_evaluator)
         was_training = recipe.training

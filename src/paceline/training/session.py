@@ -237,7 +237,7 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
         activity("preparing to train")
         evaluator, final = training_evaluator(parts), final_evaluator(parts)
         parts.notes.extend(evaluator.notes if evaluator else ())
-        if parts.recipe.evaluator and is_never(parts.config.run.evaluate_every):
+        if parts.recipe.evaluation.evaluator and is_never(parts.config.run.evaluate_every):
             parts.notes.append(
                 "evaluate_every=never: this run is not evaluated; use `paceline evaluate` after training"
             )

@@ -91,8 +91,9 @@ class Step:
         self.recipe, self.learners, self.strategy, self.finish = recipe, learners, strategy, finish
         self.batch_size, self.images_per_step = batch_size, images_per_step
         self.world = strategy.world
-        self.signals = {name: self._scalar(value) for name, value in recipe.signals.items()}
-        self.scheduled = {name: self._scalar() for name in recipe.scheduled}
+        self.schedules = {name: value for name, value in recipe.signals.items() if callable(value)}
+        self.signals = {name: self._scalar(value) for name, value in recipe.signals.items() if not callable(value)}
+        self.scheduled = {name: self._scalar() for name in self.schedules}
         self.unchecked = {phase.name for phase in recipe.phases}
         self.annotate: Annotate = no_range  # replaced while a profiler records the step
         self.recorder = recorder()
@@ -123,7 +124,7 @@ class Step:
             learner.set_rate(images)
         burn_in = max(learner.burn_in for learner in self.learners.values())
         for name, value in self.scheduled.items():
-            value.fill_(self.recipe.scheduled[name](Clock(images, self.images_per_step, burn_in)))
+            value.fill_(self.schedules[name](Clock(images, self.images_per_step, burn_in)))
 
     def learn(self, due: tuple[Phase, ...], fetched: list[list[Batch]], watch: Watch | None = None) -> list[Entry]:
         """Run the phases. Nothing waits for the device or depends on the images seen, as CUDA graphs require."""

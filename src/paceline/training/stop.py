@@ -9,7 +9,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 import torch
@@ -31,10 +31,21 @@ RESUME_LATER = 75  # stopped by another signal (EX_TEMPFAIL)
 MIRROR_INCOMPLETE = 74  # exit code of a run that finished, but whose mirror is not complete (EX_IOERR)
 
 
-def signals_to_handle() -> list[signal.Signals]:
-    """Return the signals that stop a run: `SIGNALS`, except SIGHUP if this process ignores it because of `nohup`."""
+@contextmanager
+def handling_stop_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle the signals that stop a run: `SIGNALS`, except SIGHUP if this process ignores it because of `nohup`.
+
+    Only the main thread can do so; in other threads, the context does nothing.
+    """
+    here = threading.current_thread() is threading.main_thread()
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [number for number in SIGNALS if not (ignored and number == signal.SIGHUP)]
+    numbers = [number for number in SIGNALS if here and not (ignored and number == signal.SIGHUP)]
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 def leave_terminal() -> None:
@@ -73,18 +84,9 @@ class StopRequest:
         self.patience_after: Callable[[], float] = lambda: PATIENCE_SECONDS
         self._ends_data_wait = False
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Handle the signals inside the context. Only the main thread can do so; other threads do nothing."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._handle) for number in signals_to_handle()}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def listening(self) -> AbstractContextManager[None]:
+        """Return a context in which this request handles the signals."""
+        return handling_stop_signals(self._handle)
 
     @contextmanager
     def ending_data_wait(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline import Batch, DataSpec, Draw, Loss, Phase, Recipe, UserError, setting
+from paceline import Batch, DataSpec, Draw, Evaluation, Loss, Phase, Recipe, UserError, setting
 
 NUM_ROTATIONS = 4
 
@@ -30,8 +30,7 @@ class Rotation(Recipe):
     """A recipe with one network, one phase and a cross-entropy loss over four rotations."""
 
     Settings = RotationSettings
-    evaluator = "accuracy"
-    best = ("validation/top1", "max")
+    evaluation = Evaluation("accuracy", best="validation/top1")
     defaults: ClassVar[dict[str, Any]] = {"epochs": 10, "batch_size": "64", "lr": 2e-3, "schedule": "cosine"}
     small: ClassVar[dict[str, Any]] = {"width": 4, "batch_size": "16"}
     phases = (Phase("classifier", network="classifier"),)

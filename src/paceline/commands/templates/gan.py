@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline import Batch, Best, DataSpec, Draw, Loss, Phase, Recipe, setting
+from paceline import Batch, DataSpec, Draw, Evaluation, Loss, Phase, Recipe, setting
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,7 @@ class MyGan(Recipe):
     # `predict` generates images from random inputs alone. These images are saved as samples and compared with the
     # training images using FID. The best checkpoint is the one with the lowest FID.
     generates = True
-    evaluator = "generation"
-    evaluated_on = "train"
-    best = Best("train/FID", mode="min")
+    evaluation = Evaluation("generation", best="train/FID", mode="min", split="train")
 
     # A training step runs the phases in order. Each phase updates one network with the loss from `<phase>_loss`.
     phases = (Phase("generator", network="generator"), Phase("discriminator", network="discriminator"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline import Batch, Best, DataSpec, Loss, Phase, Recipe, UserError, setting
+from paceline import Batch, DataSpec, Evaluation, Loss, Phase, Recipe, UserError, setting
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,7 @@ class MyRecipe(Recipe):
     defaults = {"epochs": 10, "batch_size": "64", "lr": 5e-3, "schedule": "cosine"}
 
     # The evaluator computes metrics from the output of `predict`. The checkpoint with the highest accuracy is the best.
-    evaluator = "accuracy"
-    best = Best("validation/top1", mode="max")
+    evaluation = Evaluation("accuracy", best="validation/top1", mode="max")
 
     # A training step runs the phases in order. Each phase updates one network with the loss from `<phase>_loss`.
     phases = (Phase("classifier", network="classifier"),)

@@ -15,6 +15,8 @@ from paceline.core.text import one_line, print_line, printable, redact
 
 CLIENT_ERRORS = range(400, 500)  # HTTP status codes for requests that the server rejects
 RETRIED_STATUS = (408, 425, 429)  # client errors that may not recur
+MISSING_STATUS = (404, 410)
+DENIED_STATUS = (401, 403, 407)
 
 
 def cause_of(error: Exception) -> Exception:
@@ -23,7 +25,7 @@ def cause_of(error: Exception) -> Exception:
     A FileNotFoundError with another cause, such as S3's NoSuchKey, is returned as it is: the file is missing.
     """
     cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
-    is_answer = getattr(cause, "status", None) in CLIENT_ERRORS
+    is_answer = getattr(cause, "status", None) in MISSING_STATUS
     is_connection = isinstance(cause, OSError) or type(cause).__module__.partition(".")[0] == "aiohttp"
     return cause if isinstance(cause, Exception) and is_connection and not is_answer else error
 
@@ -42,7 +44,11 @@ def unreadable(shown: str, error: Exception) -> UserError:
         return error
     if isinstance(error, FileNotFoundError):
         what, remedy = "not found", "check that the bucket and the files exist"
-    elif isinstance(error, PermissionError) or type(error).__name__ == "NoCredentialsError":
+    elif (
+        isinstance(error, PermissionError)
+        or type(error).__name__ == "NoCredentialsError"
+        or getattr(error, "status", None) in DENIED_STATUS
+    ):
         what, remedy = "access denied", "check the credentials in your environment, and the permissions"
     else:
         what, remedy = "cannot be read", "check the URL and the server, then run the same command again to resume"
@@ -55,7 +61,12 @@ EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}  # extra to 
 
 
 def _options(url: str) -> dict[str, Any]:
-    """Return options for HTTP: no compression, because ranges would refer to compressed bytes, and time limits."""
+    """Return options for HTTP: no compression, because ranges would refer to compressed bytes, and time limits.
+
+    For S3, s3fs alone repeats requests. If botocore did, too, a silent server would be reported minutes later.
+    """
+    if url.startswith(("s3://", "s3a://")):
+        return {"config_kwargs": {"retries": {"max_attempts": 0}}}
     if not url.startswith(("http://", "https://")):
         return {}
     from aiohttp import ClientTimeout

@@ -23,6 +23,7 @@ MIN_FREE_BYTES = 2**30  # space left free on the disk, so that checkpoints can s
 FILLED_SHARE = 0.9  # fraction of the limit that is still used after old blocks were removed
 LEFTOVER_SECONDS = 60.0  # an older temporary file belongs to a process that was killed
 MAX_DIGITS = 20  # of the number in the file `usage`
+_lock_of_threads = threading.Lock()
 
 
 class Block(NamedTuple):
@@ -117,7 +118,7 @@ class BlockCache:
         opened = os.open(self.folder / "usage", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             # Unlike flock, this lock is not inherited by a process that is forked while the lock is held.
-            with _threads.lock:
+            with _lock_of_threads:
                 with suppress(OSError):  # the file system does not support locks
                     fcntl.lockf(self._claims, fcntl.LOCK_EX, 1, 0)
                 try:
@@ -164,19 +165,13 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
         return []
 
 
-class _Threads:
-    """A lock for the threads of this process. A forked process needs a new one: its parent may hold the lock."""
-
-    def __init__(self) -> None:
-        self.renew()
-        os.register_at_fork(after_in_child=self.renew)
-
-    def renew(self) -> None:
-        """Create the lock."""
-        self.lock = threading.Lock()
+def _renew_lock() -> None:
+    """Create the lock for the threads of this process; a forked process needs a new one: its parent may hold it."""
+    global _lock_of_threads
+    _lock_of_threads = threading.Lock()
 
 
-_threads = _Threads()
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _position(block: Block) -> int:

@@ -18,12 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
-from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch
 from paceline.core.errors import UserError, install_extra
 from paceline.data.file_lists import unreadable
 from paceline.data.loader import Batches, ReusingLoader
-from paceline.data.source import Encoded, Source, sizes_of
+from paceline.data.source import Encoded, sizes_of
 from paceline.data.stream import Tickets, channels_first, upload, windows
 from paceline.images.decode import BadImage, opened
 
@@ -43,27 +42,16 @@ class Dali(ReusingLoader[SizedPipeline]):
     uses_workers = True
     extra = "dali"
 
-    def __init__(
-        self,
-        source: Source,
-        device: torch.device,
-        settings: RunSettings,
-        crop: int = 0,
-        home: torch.device | None = None,
-    ) -> None:
-        super().__init__(source, device, settings, crop, home)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         _import_dali()
-        self.threads = max(1, settings.workers)
-        self.sizes = sizes_of(source)
-        self.samples = [self._encoded(index) for index in range(len(source))]
+        self.threads = max(1, self.settings.workers)
+        self.sizes = sizes_of(self.source)
+        self.samples = [self._encoded(index) for index in range(len(self.source))]
         with ThreadPoolExecutor(self.threads) as threads:
             files = [file for sample in self.samples for file in sample.files.values()]
             formats = set(threads.map(_checked_format, files))
-        self.on_gpu = device.type == "cuda" and formats == {"JPEG"}
-
-    @property
-    def batches_ahead(self) -> int:
-        return READ_AHEAD + 2
+        self.on_gpu = self.device.type == "cuda" and formats == {"JPEG"}
 
     def _encoded(self, index: int) -> Encoded:
         found = self.source.encoded(index)

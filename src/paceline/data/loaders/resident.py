@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
 
-from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch
 from paceline.data.loader import Fit, Loader
 from paceline.data.source import Source
@@ -43,20 +43,9 @@ class Resident(Loader):
         why = f"{why}; {host_why}"
         return Fit(True, f"{why}: batches are gathered in host memory", CPU) if fits else Fit(False, why)
 
-    def __init__(
-        self,
-        source: Source,
-        device: torch.device,
-        settings: RunSettings,
-        crop: int = 0,
-        home: torch.device | None = None,
-    ) -> None:
-        super().__init__(source, device, settings, crop, home)
-        self.pixels: Pixels | None = Pixels(source, self.home, num_readers(settings))
-
-    @property
-    def batches_ahead(self) -> int:
-        return BATCHES_AHEAD + 1
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.pixels: Pixels | None = Pixels(self.source, self.home, num_readers(self.settings))
 
     def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
         if self._picks_on_device:

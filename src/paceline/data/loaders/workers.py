@@ -9,7 +9,7 @@ import torch
 from paceline.contracts.recipe import Batch
 from paceline.data.loader import Batches, ReusingLoader
 from paceline.data.stream import Tickets, channels_first, upload
-from paceline.data.worker_pool import BATCHES_PER_WORKER, WorkerPool
+from paceline.data.worker_pool import WorkerPool
 
 
 class Workers(ReusingLoader[WorkerPool]):
@@ -18,10 +18,6 @@ class Workers(ReusingLoader[WorkerPool]):
     description = "decodes in worker processes"
     uses_workers = True
     auto_order = 100  # tried after every loader that keeps samples in memory
-
-    @property
-    def batches_ahead(self) -> int:
-        return BATCHES_PER_WORKER * self.settings.workers + 1
 
     def _batches(self, requests: Iterator[Tickets]) -> Batches:
         on_cuda = self.device.type == "cuda"

@@ -25,7 +25,6 @@ MAX_INDEX_BYTES = 2**28
 MAX_LABEL = 10_000_000  # a network has one output for each class number up to the largest
 MAX_SIDE_PX = 2**31
 HEADER_BYTES = 512  # size of the tar header before a member
-UNKNOWN = -1
 
 
 class Member(NamedTuple):
@@ -39,7 +38,7 @@ class Member(NamedTuple):
     width: int = 0
     label: int = -1  # class index, if the member contains one
     problem: str = ""  # why the member cannot be used; "" if it can
-    header_crc32: int = UNKNOWN  # of its tar header, which contains its name; older versions do not store it
+    header_crc32: int = 0  # of its tar header, which contains its name
 
 
 class ShardIndex(NamedTuple):
@@ -48,10 +47,6 @@ class ShardIndex(NamedTuple):
     size: int  # size of the tar file in bytes
     members: tuple[Member, ...]
     problem: str = ""  # what is wrong with the whole shard, such as a missing end
-
-    def without_headers(self) -> ShardIndex:
-        """Return the index as older versions wrote it, without the checksums of the tar headers."""
-        return self._replace(members=tuple(member._replace(header_crc32=UNKNOWN) for member in self.members))
 
     def encode(self) -> bytes:
         """Return the content of an index file."""
@@ -74,7 +69,7 @@ class ShardIndex(NamedTuple):
             if read["version"] != VERSION:
                 raise ValueError(f"index version {read['version']}, expected {VERSION}")
             size, rows, problem = read["size"], read["members"], read["problem"]
-            headers = read.get("headers", [UNKNOWN] * len(rows))
+            headers = read["headers"]
             if not _are(int, size, *headers) or not _are(str, problem):
                 raise ValueError("the index contains a value of the wrong type")
             members = (_member(row, header, size) for row, header in zip(rows, headers, strict=True))
@@ -90,7 +85,7 @@ def _member(row: list[Any], header: int, size: int) -> Member:
         raise ValueError("the index contains a value of the wrong type")
     if not 0 <= member.size <= size - member.offset or member.offset < (0 if problem else HEADER_BYTES):
         raise ValueError("the index lists bytes outside the shard")
-    is_valid = 0 <= member.crc32 < 2**32 and UNKNOWN <= header < 2**32 and -1 <= member.label <= MAX_LABEL
+    is_valid = 0 <= member.crc32 < 2**32 and 0 <= header < 2**32 and -1 <= member.label <= MAX_LABEL
     if not is_valid or not all(0 <= side < MAX_SIDE_PX for side in (member.height, member.width)):
         raise ValueError(f"the index contains an invalid number for {member.name!r:.40}")
     return member

@@ -18,8 +18,8 @@ from paceline.core.storage.files import Storage
 from paceline.core.storage.reader import Reader
 from paceline.data.file_lists import is_image
 from paceline.data.shards.index import SUFFIX, ShardIndex, scan
-from paceline.data.shards.samples import LABEL, split_name
-from paceline.data.source import Source
+from paceline.data.shards.samples import split_name
+from paceline.data.source import LABEL, Source
 from paceline.images.decode import to_pillow
 from paceline.images.deep import write_planes
 
@@ -50,8 +50,7 @@ def check_shard(folder: Path, name: str) -> int:
     """Compare a shard with its index, and return the number of the next sample; raise UserError if they differ."""
     if not (folder / name).is_file():
         raise UserError(f"{folder / name}: is missing; restore it, or delete {folder} and pack again")
-    found = _scanned(folder, name)
-    if _kept(folder / (name + SUFFIX)) not in (found, found.without_headers()):
+    if _kept(folder / (name + SUFFIX)) != _scanned(folder, name):
         raise UserError(f"{folder / name}: does not match its index; delete {folder} and pack again")
     return _next_sample(folder, name)
 

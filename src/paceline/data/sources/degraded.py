@@ -17,7 +17,6 @@ from PIL import Image, ImageFilter
 
 from paceline.config.flags import PhotoSettings
 from paceline.config.settings import SEEDS, setting
-from paceline.contracts.data_spec import PixelFormat
 from paceline.core.errors import UserError
 from paceline.data.source import Encoded, Sample
 from paceline.data.sources.photos import Photos
@@ -25,20 +24,6 @@ from paceline.images.decode import to_pillow
 
 NOISE_LEVELS = 255.0  # the noise strength is on a scale from 0 to 255
 REACH_IN_SIGMAS = 3.0  # radius of the Gaussian kernel
-
-
-def degrade_deep(
-    image: NDArray[Any], pixels: PixelFormat, max_sigma: float, noise: float, chance: np.random.Generator
-) -> NDArray[Any]:
-    """Return an image [h, w, c] with Gaussian blur (sigma drawn from [max_sigma/2, max_sigma] px), then noise."""
-    values = image.astype(np.float32)
-    if max_sigma:
-        values = gaussian_blur(values, max_sigma * (0.5 + 0.5 * chance.random()))
-    if noise:
-        strength = np.float32(noise * pixels.span / NOISE_LEVELS)
-        values = values + strength * chance.standard_normal(values.shape, dtype=np.float32)
-    values = values.round() if pixels.is_integer else values
-    return values.clip(pixels.low, pixels.high).astype(pixels.dtype)
 
 
 def gaussian_blur(image: NDArray[np.float32], sigma: float) -> NDArray[np.float32]:
@@ -104,19 +89,21 @@ class Degraded(Photos):
 
     def _degrade(self, photo: NDArray[Any], index: int) -> NDArray[Any]:
         chance = np.random.Generator(np.random.Philox(np.random.SeedSequence([*self.key, index])))
-        if not self.is_plain:
-            return degrade_deep(photo, self.spec.pixel_format, self.blur, self.noise, chance)
-        grey = photo.shape[-1] == 1
-        image = to_pillow(photo)
+        pixels, values = self.spec.pixel_format, photo
         if self.blur:
-            image = image.filter(ImageFilter.GaussianBlur(self.blur * (0.5 + 0.5 * chance.random())))
+            sigma = self.blur * (0.5 + 0.5 * chance.random())
+            if self.is_plain:
+                blurred = to_pillow(photo).filter(ImageFilter.GaussianBlur(sigma))
+                values = np.asarray(blurred).reshape(photo.shape)
+            else:
+                values = gaussian_blur(photo.astype(np.float32), sigma)
         if self.noise:
-            values = np.asarray(image, dtype=np.float32)
-            values = values + self.noise * chance.standard_normal(values.shape, dtype=np.float32)
-            image = Image.fromarray(values.round().clip(0, 255).astype(np.uint8))
-        if self.jpeg:
-            buffer = BytesIO()
-            image.save(buffer, "JPEG", quality=self.jpeg)
-            image = Image.open(buffer)
-        degraded = np.array(image)
-        return degraded[..., np.newaxis] if grey else degraded
+            strength = np.float32(self.noise * pixels.span / NOISE_LEVELS)
+            values = values.astype(np.float32) + strength * chance.standard_normal(photo.shape, dtype=np.float32)
+        values = values.round() if pixels.is_integer else values
+        degraded: NDArray[Any] = values.clip(pixels.low, pixels.high).astype(pixels.dtype)
+        if not self.jpeg:
+            return degraded
+        buffer = BytesIO()
+        to_pillow(degraded).save(buffer, "JPEG", quality=self.jpeg)
+        return np.array(Image.open(buffer)).reshape(photo.shape)

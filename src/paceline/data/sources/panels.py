@@ -9,8 +9,6 @@ of a bundled image of stained tissue, with its separated stains and a mask.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +22,13 @@ from paceline.core.errors import UserError
 from paceline.core.files import user_path
 from paceline.core.text import printable
 from paceline.data.bundled import FOLDER
-from paceline.data.file_lists import SIZES_DIFFER, Problem, by_stem, first_few, images_in
+from paceline.data.file_lists import by_stem, first_few, images_under, pair_up
 from paceline.data.image_files import (
     Files,
     ImageFiles,
-    RegionField,
-    Sizes,
+    SampleFiles,
     SplitNames,
+    find_split,
     separate_folder,
     split_folder,
 )
@@ -42,7 +40,6 @@ from paceline.data.source import (
     Sample,
     fixed_split,
     parse_panels,
-    split_files,
 )
 from paceline.images.decode import BadImage, arrange_image, check_grey_or_rgb
 from paceline.images.readers import image_size
@@ -79,21 +76,21 @@ class Panels(ImageFiles):
     def __init__(self, split: str, settings: PanelSettings) -> None:
         self.tiles: ArraySource | None = None  # used instead of files if no folder is given
         if _is_bundled(settings) and not (settings.test_root and split == "test"):
-            self.tiles, self.files, self._headers = _tiles(split, settings), [], []
+            self.tiles, self.files, self.stored_sizes = _tiles(split, settings), [], {}
             self.spec = self.tiles.spec
             if split == "train":
                 self.notes = ("no --data-root: using tiles of the stained-tissue image bundled with Paceline",)
             return
-        base, samples, problems, self.in_rows = _find(split, settings)
-        self.names = parse_panels(settings.panels) or _default_names(samples, self.in_rows)
-        if not self.in_rows:
-            if len(self.names) != 2 or LEFT_OUT in self.names:
+        listed, in_rows = _find(split, settings)
+        names = parse_panels(settings.panels) or _default_names(listed.samples if in_rows else [])
+        if not in_rows:
+            if len(names) != 2 or LEFT_OUT in names:
                 raise UserError(
                     f"panels={settings.panels}: the folders A and B contain two panels; set exactly two names"
                 )
-            samples = [dict(zip(self.names, files.values(), strict=True)) for files in samples]
-        super().__init__(base, samples, split, settings, problems)
-        self.spec = dataclasses.replace(self.spec, panels=output_panels(self.names))
+            samples = [dict(zip(names, files.values(), strict=True)) for files in listed.samples]
+            listed = listed._replace(samples=samples)
+        super().__init__(listed, split, settings, names if in_rows else (), output_panels(names))
         repeated = [self.name_of(index) for index in range(min(CHECKED_ROWS, len(self))) if self._repeats_input(index)]
         if repeated:
             self.notes += (
@@ -107,28 +104,13 @@ class Panels(ImageFiles):
         return f"tile {index}" if self.tiles else super().name_of(index)
 
     def read(self, index: int) -> Sample:
-        if self.tiles:
-            return self.tiles.read(index)
-        if not self.in_rows:
-            return super().read(index)
-        row = self.open(self.files[index][INPUT], self._headers[index][INPUT])
-        width = row.width // len(self.names)
-        return {
-            name: self.reader.arrange(row.crop((left, 0, left + width, row.height)), self.size)
-            for name, left in zip(self.names, range(0, row.width, width), strict=True)
-            if name != LEFT_OUT
-        }
+        return self.tiles.read(index) if self.tiles else super().read(index)
 
-    def region_fields(self, index: int) -> dict[str, RegionField]:
-        if not self.in_rows:
-            return super().region_fields(index)
-        path, (height, whole_width) = self.files[index][INPUT], self._headers[index][INPUT]
-        width = whole_width // len(self.names)
-        return {
-            name: RegionField(path, (height, whole_width), number * width)
-            for number, name in enumerate(self.names)
-            if name != LEFT_OUT
-        }
+    def files_of(self, index: int) -> Encoded | None:
+        return None if self.tiles else super().files_of(index)
+
+    def encoded(self, index: int) -> Encoded | None:
+        return None if self.tiles else super().encoded(index)
 
     def _repeats_input(self, index: int) -> bool:
         """Return whether any target of a sample equals its input, as in rows prepared only for inference."""
@@ -138,37 +120,13 @@ class Panels(ImageFiles):
             return False
         return any(np.array_equal(sample[name], sample[INPUT]) for name in self.spec.panels)
 
-    def encoded(self, index: int) -> Encoded | None:
-        return None  # a file contains several panels, so its decoded image is not a sample
-
-    def files_of(self, index: int) -> Encoded | None:
-        return None if self.tiles else super().files_of(index)
-
-    def image_size(self, sizes: Sizes) -> tuple[int, int]:
-        height, width = sizes[INPUT]
-        return height, width // len(self.names) if self.in_rows else width
-
-    def find_problem(self, names: Mapping[str, str], sizes: Sizes) -> Problem | None:
-        (height, width), *others = sizes.values()
-        if others and others[0] != (height, width):
-            first, second = names.values()
-            message = f"{first} is {width}×{height} pixels but {second} is {others[0][1]}×{others[0][0]}"
-            return Problem(first, SIZES_DIFFER, message)
-        count = len(self.names)
-        squares = width // height if width % height == 0 else 0
-        # In all known datasets, rows of more than two panels consist of squares; pairs can have any shape.
-        if not self.in_rows or (width % count == 0 and (count == 2 or squares in (0, count))):
-            return None
-        hint = f"; the image looks like a row of {squares} panels" if squares > 1 else ""
-        kind = f"not a row of {count} equal panels"
-        return Problem.of(names[INPUT], f"{width}×{height} pixels is {kind} (set by panels=…){hint}", kind)
-
 
 def _is_bundled(settings: RunSettings) -> bool:
     """Return whether no folder was given and the default folder has no panels."""
     root = Path(settings.data_root)
     return settings.data_root == RunSettings.data_root and not (
-        any((root / name).is_dir() for name in ("train", "trainA")) or (root.is_dir() and images_in(root))
+        any((root / name).is_dir() for name in ("train", "trainA"))
+        or (root.is_dir() and images_under(root, recursive=False))
     )
 
 
@@ -198,47 +156,38 @@ def _tiles(split: str, settings: PanelSettings) -> ArraySource:
     return ArraySource(arrays, DataSpec(channels, side, side, panels=tuple(name for name in arrays if name != INPUT)))
 
 
-def _find(split: str, settings: PanelSettings) -> tuple[Path, list[Files], list[Problem], bool]:
-    """Return a split's folder, its samples, the unmatched files, and whether each file is a row of panels."""
-    separate = separate_folder(split, settings, SPLIT_NAMES)
-    root = user_path(settings.data_root) if separate is None else separate
+def _find(split: str, settings: PanelSettings) -> tuple[SampleFiles, bool]:
+    """Return the samples of a split, and whether each file is a row of panels."""
+    root = separate_folder(split, settings, SPLIT_NAMES) or user_path(settings.data_root)
     folder_a = split_folder(root, split, PAIR_NAMES)
     if folder_a is not None:
-        return root, *_pair(folder_a, folder_a.with_name(f"{folder_a.name[:-1]}B")), False
-    folder = separate or split_folder(root, split, SPLIT_NAMES)
-    rows: list[Files] = [{INPUT: file} for file in images_in(folder or root)]
-    if folder is None and len(rows) == 1:
-        raise UserError(
-            f"--data-root {root}: one row of panels is too few to train and test on; add more, or set --test-root"
-        )
-    if folder is None and rows:
-        files = [row[INPUT] for row in rows]
-        rows = [rows[index] for index in split_files(settings.group_by, root, files, split)]
-    return folder or root, rows, [], True
+        return _pair(folder_a, folder_a.with_name(f"{folder_a.name[:-1]}B")), False
+
+    def list_rows(folder: Path) -> tuple[list[Files], tuple[()]]:
+        return [{INPUT: file} for file in images_under(folder, recursive=False)], ()
+
+    return find_split(split, settings, SPLIT_NAMES, list_rows), True
 
 
-def _pair(folder_a: Path, folder_b: Path) -> tuple[list[Files], list[Problem]]:
-    """Match the files in two folders by name; return the pairs and the unmatched files."""
+def _pair(folder_a: Path, folder_b: Path) -> SampleFiles:
+    """Match the files in two folders by name."""
+    root = folder_a.parent
     if not folder_b.is_dir():
-        raise UserError(f"--data-root {folder_a.parent}: has a folder {folder_a.name} but no {folder_b.name}; add it")
-    first, second = (by_stem(folder, images_in(folder)) for folder in (folder_a, folder_b))
-    alone = [one[stem] for one in (first, second) for stem in sorted(first.keys() ^ second.keys()) if stem in one]
-    pairs = [{INPUT: first[stem], TARGET: second[stem]} for stem in sorted(first.keys() & second.keys())]
-    return pairs, [Problem.no_counterpart(f"{file.parent.name}/{file.name}") for file in alone]
+        raise UserError(f"--data-root {root}: has a folder {folder_a.name} but no {folder_b.name}; add it")
+    files = (by_stem(folder, images_under(folder, recursive=False)) for folder in (folder_a, folder_b))
+    pairs, unmatched = pair_up(root, *files)
+    return SampleFiles(root, [{INPUT: first, TARGET: second} for first, second in pairs], unmatched)
 
 
-def _default_names(samples: list[Files], in_rows: bool) -> tuple[str, ...]:
-    """Return the default names of two panels; raise UserError if there are more, which the user must name."""
-    if not in_rows or not samples:
-        return INPUT, TARGET
-    file = samples[0][INPUT]
+def _default_names(rows: list[Files]) -> tuple[str, ...]:
+    """Return the default names of two panels; raise UserError if the rows have more, which the user must name."""
     try:
-        height, width = image_size(file)
+        height, width = image_size(rows[0][INPUT]) if rows else (1, 2)
     except BadImage:
         return INPUT, TARGET  # the bad file is reported later, when all headers are read
     if width != 2 * height:
         raise UserError(
-            f"{printable(file)}: {width}×{height} pixels is not a row of two square panels; "
+            f"{printable(rows[0][INPUT])}: {width}×{height} pixels is not a row of two square panels; "
             "name its panels from left to right, e.g. --set panels=image,stain,segmentation"
         )
     return INPUT, TARGET

@@ -7,39 +7,34 @@ the local disk. Without shards for testing, a fixed fifth of the samples is held
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.config.flags import SeparateTestFolder
 from paceline.config.settings import RunSettings, setting
-from paceline.contracts.data_spec import INPUT, DataSpec
+from paceline.contracts.data_spec import INPUT, LEFT_OUT, output_panels
 from paceline.core.errors import UserError
 from paceline.core.files import user_cache, user_path
 from paceline.core.storage.files import StoredFile
 from paceline.core.storage.reader import BlockCache, Reader
-from paceline.core.terminal import counted
 from paceline.core.text import printable
-from paceline.data.file_lists import SIZES_DIFFER, Problem, describe_problems, first_messages, listed_elsewhere
+from paceline.data.image_samples import Content, ImageSamples, SampleLayout
 from paceline.data.shards.catalog import Catalog, describe_detection, load_indexes, open_catalog
 from paceline.data.shards.index import HEADER_BYTES
-from paceline.data.shards.samples import LABEL, SampleLayout, SampleTable, make_table
-from paceline.data.source import PanelSettings, Sample, Source, group_keys, parse_panels, split_files
+from paceline.data.shards.samples import SampleTable, make_table
+from paceline.data.source import LABEL, LOW, TARGET, PanelSettings, Sample, group_keys, parse_panels, split_files
 from paceline.data.stream import Shuffle
-from paceline.data.whole_source import num_readers
-from paceline.images.decode import BadImage
-from paceline.images.readers import choose_reader
 
 GIGABYTE = 10**9
 MAX_SUFFIXES = 8  # maximum number of suffixes in a note
 MAX_HELD_BYTES = 2**26  # maximum size of the encoded images that `read_many` holds at once
 
 
-class Shards(Source):
+class Shards(ImageSamples):
     """Samples in tar files. Labelled images become squares, as in `folder`; others keep their size if `crop` is set."""
 
     lookahead = 4
@@ -67,63 +62,84 @@ class Shards(Source):
         shuffle_mixed: int = setting(16, "number of blocks whose samples are shuffled together", at_least=1)
 
     @classmethod
-    def measure_whole(cls, settings: RunSettings) -> RunSettings:
-        assert isinstance(settings, cls.Settings)
-        if settings.test_root or "test" in open_catalog(_root(settings), "--data-root").splits:
-            return settings
-        return dataclasses.replace(settings, test_root=settings.data_root, validation=0.0)
+    def has_test_split(cls, settings: SeparateTestFolder) -> bool:
+        return "test" in open_catalog(_root(settings), "--data-root").splits
 
     def __init__(self, split: str, settings: Settings) -> None:
         folder = user_path(settings.shard_cache) if settings.shard_cache else user_cache() / "shards"
         limit = int(settings.shard_cache_gb * GIGABYTE)
         catalog, shards, is_split = _find(split, settings)
         cache = BlockCache(folder, limit) if limit and not catalog.storage.is_local else None
-        self._shown = catalog.storage.shown
+        self.shown = catalog.storage.shown
         self.notes = catalog.notes + describe_detection(catalog.storage, shards)
         self._reader = Reader(catalog.storage, shards, cache, min(settings.shard_wait, settings.timeout / 2))
-        self._may_skip = settings.bad_images == "skip"
         self._indexes = folder / "index"
-        table = make_table(load_indexes(catalog, shards, self._reader, self._indexes, settings.workers))
-        ignored = _describe_ignored(table.ignored)
+        self._table = make_table(load_indexes(catalog, shards, self._reader, self._indexes, settings.workers))
+        self.labels = self._table.labels
+        images = {field: self._table.members[field] for field in self._table.images}
+        self.stored_sizes = {field: np.stack([rows["height"], rows["width"]], axis=1) for field, rows in images.items()}
+        ignored = _describe_ignored(self._table.ignored)
         if ignored:
-            self.notes += (f"{self._shown}: members that are not images or class numbers are not used: {ignored}",)
-        self._report(table.problems, len(table), ignored)
-        self._table = table if is_split else _held_out(table, split, settings, self._shown)
-        chosen = choose_reader((self._contents([row], [INPUT])[0][INPUT] for row in range(len(self._table))), settings)
-        self._image_reader, self.notes = chosen.reader, self.notes + chosen.notes
-        if self._may_skip:
-            self._leave_out(self._undecodable(num_readers(settings)), "unreadable image")
-        self._layout = SampleLayout.of(self._table, settings, parse_panels(settings.panels))
-        self._leave_out(self._layout.problems(self._table), SIZES_DIFFER)
-        if self._may_skip and split == "train" and not self._layout.side:
-            self._leave_out(self._smaller_than(settings.crop), "smaller than the crop")
-        self.spec = self._make_spec(settings, catalog)
+            self.notes += (f"{self.shown}: members that are not images or class numbers are not used: {ignored}",)
+        self.may_skip = settings.bad_images == "skip"
+        if not self._table.problems and not len(self):
+            found = f"no images found{f' (members that are not used: {ignored})' if ignored else ''}"
+            raise UserError(f"{self.shown}: {found}; expected members such as 000123.jpg and 000123.cls")
+        self.leave_out({}, self._table.problems)
+        if not is_split:
+            paths = _paths(self._table) if settings.group_by else [Path()] * len(self)
+            self.keep(split_files(settings.group_by, Path(), paths, split, self.shown))
+        self.choose_reader((self._contents([row], [INPUT])[0][INPUT] for row in range(len(self))), settings)
+        if self.may_skip:
+            self.leave_out(self.measure_images(self.decoded_size, settings))
+        self.layout = self._choose_layout(settings)
+        must_fit_crop = self.may_skip and split == "train" and not self.layout.side
+        self.leave_out(self.check_sizes(settings.crop if must_fit_crop else 0))
+        class_names = catalog.class_names if self.labels is not None else ()
+        self.spec = self.make_spec(
+            settings, self._count_classes(class_names), class_names, may_flip=catalog.flip_allowed
+        )
         self.groups = group_keys(settings.group_by, Path(), _paths(self._table)) if settings.group_by else ()
         self.shuffle = Shuffle(settings.shuffle_block, settings.shuffle_mixed)
 
     def __len__(self) -> int:
         return len(self._table)
 
+    def contents(self, indices: Sequence[int]) -> list[Mapping[str, Content]]:
+        return [*self._contents(indices, self._table.images)]
+
+    def place_of(self, index: int, field: str) -> str:
+        return f"{self.shown}: {printable(self.name_of(index))}"
+
+    def image_name(self, index: int, field: str) -> str:
+        name = f"{self.name_of(index):.200}"
+        return name if len(self.stored_sizes) == 1 else f"{name}.{field}"
+
+    def keep(self, rows: NDArray[np.int64]) -> None:
+        super().keep(rows)
+        self._table = self._table.rows(rows)
+
     def read(self, index: int) -> Sample:
-        return self._sample(index, self._contents([index], self._layout.fields)[0])
+        return self.decode(index, self._contents([index], self.layout.fields)[0])
 
     def read_many(self, indices: NDArray[np.int64]) -> Sample:
         samples = [
-            self._sample(index, contents)
+            self.decode(index, contents)
             for group in self._groups(indices.tolist())
-            for index, contents in zip(group, self._contents(group, self._layout.fields), strict=True)
+            for index, contents in zip(group, self._contents(group, self.layout.fields), strict=True)
         ]
         return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
 
     def prefetch(self, indices: NDArray[np.int64]) -> None:
-        fields = self._checked_fields(self._layout.fields)
+        fields = self._checked_fields(self.layout.fields)
         self._reader.prefetch([self._table.span(field, index) for index in indices for field in fields])
 
     def numbers_of(self, indices: NDArray[np.int64]) -> Sample | None:
         return {} if self._table.labels is None else {LABEL: self._table.labels[indices]}
 
     def checksums_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.stack([placed.crc32[indices] for placed in self._table.images.values()], axis=1).astype(np.int64)
+        checksums = [self._table.members[field]["crc32"][indices] for field in self._table.images]
+        return np.stack(checksums, axis=1).astype(np.int64)
 
     def name_of(self, index: int) -> str:
         return self._table.names[index]
@@ -133,7 +149,7 @@ class Shards(Source):
         group: list[int] = []
         held = 0
         for index in indices:
-            size = sum(int(placed.size[index]) for placed in self._table.images.values())
+            size = sum(int(self._table.members[field]["size"][index]) for field in self._table.images)
             if group and held + size > MAX_HELD_BYTES:
                 yield group
                 group, held = [], 0
@@ -160,99 +176,44 @@ class Shards(Source):
             (content,) = self._reader.read([span])
             if not self._table.matches(field, index, content):
                 raise UserError(
-                    f"{self._name(index)}: does not match its checksum, so the shard was changed or damaged after it "
-                    f"was indexed; restore the shard, or delete its index (beside the shard, or in {self._indexes})"
+                    f"{self.place_of(index, field)}: does not match its checksum, so the shard was changed or damaged "
+                    "after it was indexed; restore the shard, or delete its index (beside the shard, or in "
+                    f"{self._indexes})"
                 )
         return content[HEADER_BYTES:]
 
-    def _sample(self, index: int, contents: Mapping[str, bytes]) -> Sample:
-        images = {}
-        for field, content in contents.items():
-            try:
-                images[field] = image = self._image_reader.decode(content)
-            except BadImage as error:
+    def _choose_layout(self, settings: Settings) -> SampleLayout:
+        names, stored = parse_panels(settings.panels), list(self.stored_sizes)
+        fields, row = stored, names if stored == [INPUT] else ()
+        if names and not row:
+            fields = [name for name in names if name != LEFT_OUT]
+            unknown = [name for name in fields if name not in stored]
+            if unknown:
                 raise UserError(
-                    f"{self._name(index)}: unreadable image ({error}); use --bad-images skip to leave out such samples"
-                ) from error
-            height, width = self._table.images[field].pixels[index]
-            if (image.height, image.width) != (height, width):
-                raise UserError(
-                    f"{self._name(index)}: the {field} is {image.width}×{image.height} pixels, "
-                    f"but its header specifies {width}×{height}; use --bad-images skip to leave out such samples"
+                    f"panels={settings.panels}: no panel {unknown[0]!r}; the shards have {', '.join(stored)}"
                 )
-        labels = self._table.labels
-        label = None if labels is None else np.asarray(labels[index])
-        return self._layout.arrange(images, label, self._image_reader)
-
-    def _name(self, index: int) -> str:
-        return f"{self._shown}: {printable(self.name_of(index))}"
-
-    def _make_spec(self, settings: Settings, catalog: Catalog) -> DataSpec:
-        """Return the data spec. If images keep their sizes, also set `sizes`."""
-        layout, labels = self._layout, self._table.labels
-        height = width = layout.side
-        if not layout.side:
-            self.sizes = layout.image_sizes(self._table)
-            height, width = (settings.crop, settings.crop) if settings.crop else self.sizes[0].tolist()
-        class_names = catalog.class_names if labels is not None else ()
-        num_classes = 0 if labels is None else len(class_names) or int(labels.max()) + 1
-        if labels is not None and labels.max() >= num_classes:
-            raise UserError(
-                f"{self._name(int(labels.argmax()))}: class number {labels.max()}, but there are only {num_classes} "
-                "class names; correct the list of class names"
-            )
-        pixels = self._image_reader.pixel_format
-        return DataSpec(
-            *(self._image_reader.channels, height, width, num_classes, class_names, catalog.flip_allowed),
-            scale=layout.scale,
-            panels=layout.panels,
-            dtype=pixels.dtype,
-            value_range=pixels.declared_range,
+        if LOW in fields and settings.size:
+            raise UserError(f"size={settings.size}: not supported with low-resolution images; use --set size=0")
+        has_panels = bool(names) or not {INPUT, TARGET, LOW}.issuperset(fields)
+        are_squares = not row and fields == [INPUT] and (self.labels is not None or not settings.crop)
+        return SampleLayout(
+            tuple(fields),
+            row,
+            output_panels(row or fields) if has_panels else (),
+            settings.size or (int(self.stored_sizes[INPUT][0].min()) if are_squares else 0),
+            self.find_scale() if LOW in fields else 0,
         )
 
-    def _undecodable(self, num_threads: int) -> dict[int, str]:
-        """Decode every image; return the problems by row. Also store the decoded sizes, which headers can get wrong."""
-        problems: dict[int, str] = {}
-        rows, fields = list(range(len(self._table))), list(self._table.images)
-
-        def check(index: int, contents: Mapping[str, bytes]) -> None:
-            try:
-                for field, content in contents.items():
-                    image = self._image_reader.decode(content)
-                    self._table.images[field].pixels[index] = (image.height, image.width)
-            except BadImage as error:
-                problems[index] = f"unreadable image ({error})"
-
-        with ThreadPoolExecutor(max(1, num_threads)) as threads:  # Pillow releases the GIL while it decodes
-            for group in counted(self._groups(rows), f"decoding the images in all shards ({self._shown})", len(rows)):
-                list(threads.map(check, group, self._contents(group, fields)))
-        return problems
-
-    def _smaller_than(self, crop: int) -> dict[int, str]:
-        sizes = self._layout.image_sizes(self._table)
-        small = np.flatnonzero((sizes < crop).any(axis=1))
-        return {int(row): f"{sizes[row][1]}×{sizes[row][0]} pixels, smaller than the crop" for row in small}
-
-    def _leave_out(self, problems: Mapping[int, str], kind: str) -> None:
-        """Remove samples from the table; raise UserError unless bad images are skipped."""
-        if problems:
-            total = len(self._table)
-            named = [Problem.of(printable(self.name_of(row)), one, kind) for row, one in sorted(problems.items())]
-            self._report(named, total - len(problems))
-            self._table = self._table.rows(np.array([row for row in range(total) if row not in problems]))
-
-    def _report(self, problems: Sequence[Problem], num_left: int, ignored: str = "") -> None:
-        """Add notes about samples that cannot be used; raise UserError unless bad images are skipped."""
-        if problems and not self._may_skip:
-            advice = f"use --bad-images skip to leave these out{listed_elsewhere(problems)}"
-            raise UserError(f"{self._shown}: {first_messages(problems)}; {advice}")
-        if not num_left:
-            found = f"no images found{f' (members that are not used: {ignored})' if ignored else ''}"
-            reason = f"no sample can be used: {first_messages(problems)}" if problems else found
-            raise UserError(f"{self._shown}: {reason}; expected members such as 000123.jpg and 000123.cls")
-        if problems:
-            self.not_used += tuple(f"{self._shown}/{problem.message}" for problem in problems)
-            self.notes += (f"left out {len(problems)} unusable items in {self._shown}: {describe_problems(problems)}",)
+    def _count_classes(self, class_names: Sequence[str]) -> int:
+        if self.labels is None:
+            return 0
+        num_classes, largest = len(class_names) or int(self.labels.max()) + 1, int(self.labels.argmax())
+        if self.labels[largest] >= num_classes:
+            raise UserError(
+                f"{self.place_of(largest, LABEL)}: class number {self.labels[largest]}, but there are only "
+                f"{num_classes} class names; correct the list of class names"
+            )
+        return num_classes
 
 
 def _root(settings: RunSettings) -> str:
@@ -284,11 +245,3 @@ def _describe_ignored(ignored: Mapping[str, int]) -> str:
 
 def _paths(table: SampleTable) -> list[Path]:
     return [Path(table.names[row]) for row in range(len(table))]
-
-
-def _held_out(table: SampleTable, split: str, settings: Shards.Settings, shown: str) -> SampleTable:
-    """Return a fixed fifth of the samples for testing, or the other samples for training."""
-    if len(table) < 2:
-        raise UserError(f"{shown}: one sample is too few to train and test on; add more, or set --test-root")
-    paths = _paths(table) if settings.group_by else [Path()] * len(table)
-    return table.rows(split_files(settings.group_by, Path(), paths, split))

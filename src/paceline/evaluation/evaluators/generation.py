@@ -35,11 +35,10 @@ from paceline.evaluation.statistics import (
     MIN_IMAGES,
     NEIGHBOURS,
     NUM_SPLITS,
-    ClassStatistics,
-    ClassSums,
     FeatureSums,
     Layout,
     Statistics,
+    class_statistics_from,
     density_and_coverage,
     distances_by_class,
     find_statistics,
@@ -91,7 +90,7 @@ class Generation(Evaluator):
         self.by_class = settings.per_class
         if self.by_class and spec.num_classes < 2:
             raise too_few_classes("per_class", spec.num_classes)
-        self.real_by_class: list[ClassStatistics] = []
+        self.real_by_class: list[Statistics] = []
         self.needs_samples = self.real is None or self.by_class  # the sums of each class are too large for the cache
 
     def protocol(self) -> Protocol:
@@ -125,8 +124,9 @@ class Generation(Evaluator):
         return self.real_sums.flat()
 
     def end_samples(self, sums: Tensor) -> None:
-        by_name, self.real_by_class = self.real_sums.split(sums)
+        by_name = self.real_sums.split(sums)
         self.real = statistics_from(by_name)
+        self.real_by_class = class_statistics_from(by_name) if self.by_class else []
         if find_statistics(self.cache_key, self.device) is None:
             store_statistics(self.cache_key, self.real)
 
@@ -140,7 +140,7 @@ class Generation(Evaluator):
 
     def results(self, sums: Tensor) -> dict[str, float]:
         assert self.real is not None, "the real images must be processed first"
-        by_name, made_by_class = self.made_sums.split(sums)
+        by_name = self.made_sums.split(sums)
         made, real = statistics_from(by_name), self.real
         precision, recall = precision_and_recall(real.rows, made.rows)
         density, coverage = density_and_coverage(real.rows, made.rows)
@@ -155,9 +155,14 @@ class Generation(Evaluator):
         if self.case.count > NUM_ROWS:
             values["FID_10k"] = frechet_distance(real.mean, real.covariance, made.rows.mean(0), made.rows.T.cov())
         if self.by_class:
-            distances = distances_by_class(self.real_by_class, made_by_class, self.spec.classes)
-            values |= distances.metrics()
-            self.notes += _missing_note(distances.missing, self.spec.num_classes)
+            distances, missing = distances_by_class(
+                self.real_by_class, class_statistics_from(by_name), self.spec.classes
+            )
+            values |= distances
+            if missing:
+                classes = f"{len(missing):,} of {self.spec.num_classes:,} classes ({first_few(missing)})"
+                fewer = f"fewer than {MIN_IMAGES} real or generated images each"
+                self.notes += (f"FID by class: not measured for {classes}, with {fewer}",)
         named = {_labelled(name, self.label): value for name, value in values.items()}
         if self.network.num_classes:
             label = self.network.score_label or self.label
@@ -177,9 +182,9 @@ class Generation(Evaluator):
         return self._new_sums(self.case.count)
 
     def _new_sums(self, total: int) -> FeatureSums:
-        layout = Layout(total, self.network.num_features, self.network.num_classes, min(NUM_ROWS, total))
-        by_class = ClassSums(self.spec.num_classes, layout.num_features, self.device) if self.by_class else None
-        return FeatureSums(layout, self.device, by_class)
+        network, num_labels = self.network, self.spec.num_classes if self.by_class else 0
+        layout = Layout(total, network.num_features, network.num_classes, min(NUM_ROWS, total), num_labels)
+        return FeatureSums(layout, self.device)
 
     def _add(self, sums: FeatureSums, images: Tensor, position: Tensor, label: Tensor | None) -> None:
         sums.add(self.network(to_eight_bits(images), self.settings.feature_precision), position, label)
@@ -187,14 +192,6 @@ class Generation(Evaluator):
 
 def _labelled(name: str, label: str) -> str:
     return f"{name}[{label}]" if label else name
-
-
-def _missing_note(missing: tuple[str, ...], num_classes: int) -> tuple[str, ...]:
-    """Return a note about classes whose FID is missing."""
-    if not missing:
-        return ()
-    classes = f"{len(missing):,} of {num_classes:,} classes ({first_few(missing)})"
-    return (f"FID by class: not measured for {classes}, with fewer than {MIN_IMAGES} real or generated images each",)
 
 
 def _check_counts(case: Case, network: FeatureNetwork, settings: RunSettings) -> tuple[str, ...]:

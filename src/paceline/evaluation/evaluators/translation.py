@@ -17,11 +17,12 @@ from torch import Tensor
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError
-from paceline.evaluation.contract import Case, Evaluator, MeasuredByRegion, Quality
+from paceline.evaluation.contract import Case
 from paceline.evaluation.image_metrics import (
     CLASSES,
     MIDDLE,
     PEAK,
+    ImageEvaluator,
     check_sizes,
     describe_rounding,
     mean_of,
@@ -36,30 +37,24 @@ from paceline.evaluation.protocol import Protocol
 SEGMENTATION = "segmentation"
 
 
-class Translation(Evaluator, MeasuredByRegion):
+class Translation(ImageEvaluator):
     """Mean PSNR and SSIM for each panel, and the overlap of the segmentation classes."""
 
     def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
+        self.compared = spec.panels
         super().__init__(case, spec, device, settings)
         check_sizes(case)
-        self.pixels, self.border = case.source.spec.pixel_format, 0
         if SEGMENTATION in spec.panels and spec.channels not in (1, 3):
             raise UserError(
                 f"panels: a segmentation needs 1 or 3 channels, whose colours are its classes, not {spec.channels}; "
                 "leave the panel out, or give it another name"
             )
-        # For each panel: the sums of PSNR and SSIM, and the number of images.
-        self._quality = torch.zeros(len(spec.panels), 3, dtype=torch.float64, device=device)
         # For each class: the number of pixels in both segmentations, in the predicted one, and in the real one.
         self._overlap = torch.zeros(len(CLASSES), 3, dtype=torch.float64, device=device)
 
     def protocol(self) -> Protocol:
         rounding = describe_rounding(self.pixels)
         return {**rounding, "channels": "all", "segmentation": f"brightest channel above {MIDDLE}"}
-
-    @property
-    def compared(self) -> tuple[str, ...]:
-        return self.spec.panels
 
     def pairs(self, prediction: dict[str, Tensor], batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
         return {
@@ -74,34 +69,18 @@ class Translation(Evaluator, MeasuredByRegion):
             made, real = pairs[SEGMENTATION]
             self._overlap += pixel_counts(made * factor, real * factor)
 
-    def add_image(self, qualities: Mapping[str, Quality]) -> None:
-        for name, quality in qualities.items():
-            values = torch.tensor([*quality, 1.0], dtype=torch.float64)
-            self._quality[self.spec.panels.index(name)] += values.to(self._quality.device)
-
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
         pairs = self.pairs(prediction, batch)
         for name, (made, real) in pairs.items():
-            values = [metric(made, real, self.pixels.span) for metric in (psnr, ssim)]
-            number = self.spec.panels.index(name)
-            self._quality[number] += torch.stack([*values, torch.ones_like(values[0])]).sum(dim=1)
+            self.add_images(name, [metric(made, real, self.pixels.span) for metric in (psnr, ssim)])
         self.add_region(pairs)
 
     def sums(self) -> Tensor:
-        return torch.cat([self._quality.flatten(), self._overlap.flatten()])
+        return torch.cat([self.table.flatten(), self._overlap.flatten()])
 
     def results(self, sums: Tensor) -> dict[str, float]:
-        quality, overlap = sums.tensor_split([self._quality.numel()])
-        measured = {
-            name: (row[0] / row[2], row[1] / row[2], row[2])
-            for name, row in zip(self.spec.panels, quality.view(-1, 3).tolist(), strict=True)
-            if row[2]
-        }
-        assert measured, "cannot compute the PSNR of an empty split"
-        results = {
-            "psnr": mean_of(row[0] for row in measured.values()),
-            "ssim": mean_of(r[1] for r in measured.values()),
-        }
-        for name, (panel_psnr, panel_ssim, _) in measured.items():
-            results |= {f"{name}_psnr": panel_psnr, f"{name}_ssim": panel_ssim}
-        return results | overlaps(overlap) | {"count": max(row[2] for row in measured.values())}
+        quality, overlap = sums.tensor_split([self.table.numel()])
+        means = self.means(quality)
+        results = {metric: mean_of(values[metric] for values in means.values()) for metric in self.metrics}
+        results |= {f"{name}_{metric}": values[metric] for name, values in means.items() for metric in self.metrics}
+        return results | overlaps(overlap) | {"count": max(values["count"] for values in means.values())}

@@ -147,26 +147,11 @@ ANSWER = (1.3366, 0.1758, 0.0, 0.2102, 0.0883, 0.4973, 0.1493, 0.0)
 PACKAGE = "torch-fidelity"  # value of --inception that selects the package's network
 
 
-class ScriptedInception(FeatureNetwork):
-    """A TorchScript network that maps 299-pixel images in [-1, 1] to 2048 features. It returns no logits."""
+class Inception(FeatureNetwork):
+    """The network with a file's weights, which maps images to features, in the fastest layout for each precision."""
 
     num_features = NUM_FEATURES
     resize = f"bilinear to {SIDE_PX} as TensorFlow 1 does it"
-
-    def __init__(self, network: nn.Module, digest: str) -> None:
-        self.network, self.weights = network, digest
-
-    def extract(self, images: Tensor, arithmetic: Arithmetic = "fp32") -> Features:
-        # By default, TorchScript's optimizer would run again for each batch size.
-        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined, unused-ignore]
-            return Features(self.network(enlarged(images)).float())
-
-
-class FoldedInception(FeatureNetwork):
-    """Our own Inception network with a file's weights, and with the fastest memory layout for each precision."""
-
-    num_features = NUM_FEATURES
-    resize = ScriptedInception.resize
     arithmetics = ("fp32", "tf32", "fp16")
 
     def __init__(self, network: nn.Sequential, digest: str) -> None:
@@ -185,27 +170,21 @@ class FoldedInception(FeatureNetwork):
 
     def _in_fp16(self, device: torch.device) -> Callable[[Tensor], Tensor]:
         """Return the network in float16; raise UserError if its kernels fail or its features differ from float32."""
-        if find_spec("triton") is None:
-            raise UserError(
-                "feature_precision=fp16: the triton package is missing; run `pip install triton`, or use tf32"
-            )
-        from paceline.evaluation.features.inception_half import Half
-
         trial = enlarged(make_test_image(device))
         try:
+            from paceline.evaluation.features.inception_half import Half
+
             network = Half(self.network)
-            found = network(trial)
+            is_right = torch.allclose(network(trial), self.network(trial), rtol=0.02, atol=0.01)
+            reason = "" if is_right else "they compute incorrect features"
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # for example no compiler, an old GPU or too little shared memory
+        except Exception as error:  # no Triton or compiler, an old GPU, too little shared memory
             reason = " ".join(str(error).split())[:200]
+        if reason:
             raise UserError(
                 f"feature_precision=fp16: the Triton kernels fail on this machine ({reason}); "
                 "use feature_precision=tf32"
-            ) from error
-        if not torch.allclose(found, self.network(trial), rtol=0.02, atol=0.01):
-            raise UserError(
-                "feature_precision=fp16: computes incorrect features on this GPU; use feature_precision=tf32"
             )
         return network
 
@@ -214,7 +193,7 @@ class PackagedInception(FeatureNetwork):
     """Torch-fidelity's network, also used by torchmetrics: 2048 features and logits for 1008 classes."""
 
     num_features, num_classes = NUM_FEATURES, 1008
-    resize = ScriptedInception.resize
+    resize = Inception.resize
 
     def __init__(self, device: torch.device) -> None:
         if find_spec("torch_fidelity") is None:
@@ -257,37 +236,23 @@ def load_inception(path: str, allowed: str, device: torch.device) -> FeatureNetw
     return _open_file(str(file), digest, device)
 
 
-def _open_file(path: str, digest: str, device: torch.device) -> FeatureNetwork:
-    """Return our network with a file's weights if it computes the same features, else the network in the file."""
-    trial = make_test_image(device)
+def _open_file(path: str, digest: str, device: torch.device) -> Inception:
+    """Return the network with the weights in a TorchScript file; raise UserError unless it is the 2015 network."""
     try:
-        script = load_script(path, device)
-        scripted = ScriptedInception(script, digest)
-        answer = scripted(trial, "fp32").vectors
-    except Exception as error:  # with --inception-sha256, users can pass any file
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"--inception {path}: not a TorchScript network for images ({reason})") from error
-    if answer.shape != (1, NUM_FEATURES):
-        raise UserError(
-            f"--inception {path}: returns shape {tuple(answer.shape)} for one image; expected (1, {NUM_FEATURES})"
-        )
-    if not torch.allclose(answer[0, : len(ANSWER)].cpu(), torch.tensor(ANSWER), rtol=0.02, atol=0.01):
-        raise UserError(
-            f"--inception {path}: not the 2015 Inception network: it computes different features; use a different file"
-        )
-    return _folded(script, digest, trial, answer) or scripted
-
-
-def _folded(script: nn.Module, digest: str, trial: Tensor, answer: Tensor) -> FoldedInception | None:
-    """Return our own network with a file's weights; None if its features differ from the file's."""
-    try:
-        folded = FoldedInception(inception_network(script.state_dict()), digest)
-        found = folded(trial, "fp32").vectors
-    except torch.OutOfMemoryError:  # not handled by the next clause, although it is a RuntimeError
+        network = Inception(inception_network(load_script(path, device).state_dict()), digest)
+        answer = network(make_test_image(device), "fp32").vectors
+    except torch.OutOfMemoryError:
         raise
-    except (KeyError, RuntimeError):  # the names or shapes of the file's weights differ from ours
-        return None
-    return folded if torch.allclose(found, answer, rtol=1e-3, atol=1e-4) else None
+    except Exception as error:  # with --inception-sha256, users can pass any file
+        raise _not_inception(path, " ".join(str(error).split())[:200]) from error
+    if not torch.allclose(answer[0, : len(ANSWER)].cpu(), torch.tensor(ANSWER), rtol=0.02, atol=0.01):
+        raise _not_inception(path, "it computes different features")
+    return network
+
+
+def _not_inception(path: str, reason: str) -> UserError:
+    what = f"--inception {path}: not a TorchScript file of the 2015 Inception network ({reason})"
+    return UserError(f"{what}; use a different file, or --inception {PACKAGE}")
 
 
 def load_script(path: str, device: torch.device) -> nn.Module:

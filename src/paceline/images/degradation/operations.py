@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -23,6 +24,9 @@ class Canvas(NamedTuple):
     def replaced(self, pixels: Tensor) -> Canvas:
         """Return a canvas with new pixel values and the same image sizes."""
         return Canvas(pixels, self.height, self.width)
+
+
+Step = Callable[[Canvas], Canvas]
 
 
 def full_canvas(pixels: Tensor) -> Canvas:
@@ -422,21 +426,6 @@ class NoiseParameters(NamedTuple):
     is_grey: Tensor  # whether all channels get the same noise
 
 
-class Noise(NamedTuple):
-    """The noise of a batch: fields [n, c, h, w] of random numbers, and the parameters of each image."""
-
-    uniform: Tensor  # field of numbers in (0, 1)
-    normal: Tensor  # the standard normal quantiles of `uniform`
-    parameters: NoiseParameters
-
-    def apply(self, canvas: Canvas) -> Canvas:
-        """Add the noise to each image, and clip the result to 0…255."""
-        _, strength, is_gaussian, is_grey = self.parameters
-        poisson = poisson_noise(canvas.pixels, self.uniform, self.normal, strength, is_grey)
-        noise = torch.where(_per_image(is_gaussian), _per_image(strength) * self.normal, poisson)
-        return canvas.replaced((canvas.pixels + noise).clamp(0, 255))
-
-
 def random_noise(numbers: Numbers, max_sigma: float, max_poisson: float) -> NoiseParameters:
     """Return the parameters of Gaussian or Poisson noise of random strength for each image."""
     kind, strength, grey, *seeds = numbers.take(NUM_NOISE_NUMBERS)
@@ -448,10 +437,19 @@ def random_noise(numbers: Numbers, max_sigma: float, max_poisson: float) -> Nois
     )
 
 
-def make_noise(parameters: NoiseParameters, shape: tuple[int, ...]) -> Noise:
-    """Return noise for images on a canvas of the shape [c, h, w]."""
-    uniform = _shared(uniform_field(parameters.keys, shape, parameters.strength.dtype), parameters.is_grey)
-    return Noise(uniform, to_normal(uniform), parameters)
+def make_noise(parameters: NoiseParameters, shape: tuple[int, ...]) -> Step:
+    """Return a step that adds noise to images on a canvas of the shape [c, h, w], and clips the result to 0…255."""
+    keys, strength, is_gaussian, is_grey = parameters
+    uniform = uniform_field(keys, shape, strength.dtype)
+    uniform = torch.where(_per_image(is_grey), uniform[:, :1].expand_as(uniform), uniform)  # equal in all channels
+    normal = to_normal(uniform)
+
+    def add_noise(canvas: Canvas) -> Canvas:
+        poisson = poisson_noise(canvas.pixels, uniform, normal, strength, is_grey)
+        noise = torch.where(_per_image(is_gaussian), _per_image(strength) * normal, poisson)
+        return canvas.replaced((canvas.pixels + noise).clamp(0, 255))
+
+    return add_noise
 
 
 def add_gaussian_noise(images: Tensor, seeds: Tensor, sigma: float, pixels: PixelFormat = EIGHT_BITS) -> Tensor:
@@ -479,11 +477,6 @@ def poisson_noise(levels: Tensor, uniform: Tensor, normal: Tensor, scale: Tensor
     return _per_image(scale) * (to_poisson(uniform, normal, levels) - levels)
 
 
-def _shared(uniform: Tensor, is_grey: Tensor) -> Tensor:
-    """Use the field of the first channel for all channels of the images with grey noise."""
-    return torch.where(_per_image(is_grey), uniform[:, :1].expand_as(uniform), uniform)
-
-
 def _per_image(values: Tensor) -> Tensor:
     return values[:, None, None, None]
 
@@ -493,34 +486,26 @@ NUM_FILTERS = 3
 BICUBIC_A = -0.75  # the parameter of PyTorch's and OpenCV's bicubic kernel
 
 
-class Resizing(NamedTuple):
-    """How each image of a batch is resized."""
+class Resize(NamedTuple):
+    """The sizes and filters with which images are resized."""
 
-    vertical: Tensor  # resampling matrices [n, rows out, rows in]
-    horizontal: Tensor  # resampling matrices [n, columns out, columns in]
-    height: Tensor  # height of each resized image in px, int64 [n]
-    width: Tensor  # width of each resized image in px, int64 [n]
-
-    def apply(self, canvas: Canvas) -> Canvas:
-        """Resize the images of a canvas whose image sizes are those that the matrices were made for."""
-        pixels = torch.einsum("noi,nciw->ncow", self.vertical, canvas.pixels)
-        return Canvas(torch.einsum("nciw,now->ncio", pixels, self.horizontal), self.height, self.width)
+    height: Tensor  # new height of each image in px, int64 [n]
+    width: Tensor  # new width of each image in px, int64 [n]
+    filters: Tensor  # AREA, BILINEAR or BICUBIC, int64 [n]
+    shape: tuple[int, int]  # a canvas that is large enough for every new size
 
 
-def make_resizing(canvas: Canvas, height: Tensor, width: Tensor, filters: Tensor, shape: tuple[int, int]) -> Resizing:
-    """Return how to resize each image to its own `height` and `width`, on a canvas of `shape`."""
-    rows, columns = canvas.pixels.shape[-2:]
-    return Resizing(
-        resampling_matrices(canvas.height, height, filters, rows, shape[0], canvas.pixels.dtype),
-        resampling_matrices(canvas.width, width, filters, columns, shape[1], canvas.pixels.dtype),
-        height,
-        width,
-    )
+def make_resizing(canvas: Canvas, resize: Resize, shape: tuple[int, int]) -> Step:
+    """Return a step that resizes images of the same sizes as those on a canvas, to a canvas of `shape`."""
+    (rows, columns), dtype = canvas.pixels.shape[-2:], canvas.pixels.dtype
+    vertical = resampling_matrices(canvas.height, resize.height, resize.filters, rows, shape[0], dtype)
+    horizontal = resampling_matrices(canvas.width, resize.width, resize.filters, columns, shape[1], dtype)
 
+    def apply(canvas: Canvas) -> Canvas:
+        pixels = torch.einsum("noi,nciw->ncow", vertical, canvas.pixels)
+        return Canvas(torch.einsum("nciw,now->ncio", pixels, horizontal), resize.height, resize.width)
 
-def resize(canvas: Canvas, height: Tensor, width: Tensor, filters: Tensor, shape: tuple[int, int]) -> Canvas:
-    """Resize each image to its own `height` and `width`, on a canvas of `shape`, with AREA, BILINEAR or BICUBIC."""
-    return make_resizing(canvas, height, width, filters, shape).apply(canvas)
+    return apply
 
 
 def resampling_matrices(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -30,10 +29,10 @@ from paceline.images.degradation.operations import (
     NUM_NOISE_NUMBERS,
     NUM_SINC_NUMBERS,
     Canvas,
-    Noise,
     NoiseParameters,
     Numbers,
-    Resizing,
+    Resize,
+    Step,
     between,
     blur,
     choose,
@@ -86,16 +85,6 @@ class Round:
 # The values in section 4.1 of the paper and in the appendix.
 FIRST = Round(1.0, 0.1, 3.0, 0.2, 0.7, 0.15, 1.5, 30.0, 3.0, (30, 95))
 SECOND = Round(0.8, 0.1, 1.5, 0.3, 0.4, 0.3, 1.2, 25.0, 2.5, (30, 95))
-
-
-@dataclass(frozen=True)
-class Resize:
-    """The sizes and filters with which images are resized."""
-
-    height: Tensor  # new height of each image in px, int64 [n]
-    width: Tensor  # new width of each image in px, int64 [n]
-    filters: Tensor  # AREA, BILINEAR or BICUBIC, int64 [n]
-    shape: tuple[int, int]  # a canvas that is large enough for every new size
 
 
 @dataclass(frozen=True)
@@ -172,14 +161,16 @@ RESIZE_USED, NOISE_USED = (0, 0, 1, 2, 2, 3), (0, 1, 0, 0, 1, 1)
 
 def apply_round(canvas: Canvas, parameters: RoundParameters) -> Canvas:
     """Blur, resize and add noise in the order of each image, then compress."""
-    shape = parameters.resize.shape
-    if parameters.order is None:
-        resizing, noise = _prepared(canvas, parameters, shape)
-        canvas = noise.apply(resizing.apply(blur(canvas, parameters.kernels)))
-    else:  # an image may be resized at any time, so the canvas is large enough for both sizes
+    kernels, order, shape = parameters.kernels, parameters.order, parameters.resize.shape
+    if order is not None:  # an image may be resized at any time, so the canvas is large enough for both sizes
         canvas = with_shape(canvas, larger_shape(canvas, shape))
-        resizing, noise = _prepared(canvas, parameters, (canvas.pixels.shape[-2], canvas.pixels.shape[-1]))
-        canvas = with_shape(in_random_order(canvas, parameters.kernels, resizing, noise, parameters.order), shape)
+    field = shape if order is None else (canvas.pixels.shape[-2], canvas.pixels.shape[-1])
+    resize = make_resizing(canvas, parameters.resize, field)
+    add_noise = make_noise(parameters.noise, (canvas.pixels.shape[1], *field))
+    if order is None:
+        canvas = add_noise(resize(blur(canvas, kernels)))
+    else:
+        canvas = with_shape(in_random_order(canvas, kernels, resize, add_noise, order), shape)
     return jpeg(canvas, parameters.quality)
 
 
@@ -187,31 +178,23 @@ def apply_final(canvas: Canvas, parameters: FinalParameters) -> Canvas:
     """Resize to the low resolution, filter with a sinc kernel and compress; some images are compressed first."""
     jpeg_first, quality = parameters.jpeg_first[:, None, None, None], parameters.quality
     canvas = canvas.replaced(torch.where(jpeg_first, jpeg(canvas, quality).pixels, canvas.pixels))
-    canvas = blur(_make_resizing(canvas, parameters.resize, parameters.resize.shape).apply(canvas), parameters.kernels)
+    resize = make_resizing(canvas, parameters.resize, parameters.resize.shape)
+    canvas = blur(resize(canvas), parameters.kernels)
     return canvas.replaced(torch.where(jpeg_first, canvas.pixels, jpeg(canvas, quality).pixels))
 
 
-def in_random_order(canvas: Canvas, kernels: Tensor, resizing: Resizing, noise: Noise, order: Tensor) -> Canvas:
+def in_random_order(canvas: Canvas, kernels: Tensor, resize: Step, add_noise: Step, order: Tensor) -> Canvas:
     """Blur, resize and add noise, in the order that each image's number selects from ORDERS."""
     resize_used, noise_used = (constant(used, order.device, torch.int64)[order] for used in (RESIZE_USED, NOISE_USED))
     for turn in range(2):
-        canvas = _apply_where(resize_used == 2 * turn, resizing.apply, canvas)
-        canvas = _apply_where(noise_used == turn, noise.apply, canvas)
-        canvas = _apply_where(resize_used == 2 * turn + 1, resizing.apply, canvas)
+        canvas = _apply_where(resize_used == 2 * turn, resize, canvas)
+        canvas = _apply_where(noise_used == turn, add_noise, canvas)
+        canvas = _apply_where(resize_used == 2 * turn + 1, resize, canvas)
         canvas = blur(canvas, kernels) if turn == 0 else canvas
     return canvas
 
 
-def _prepared(canvas: Canvas, parameters: RoundParameters, shape: tuple[int, int]) -> tuple[Resizing, Noise]:
-    noise = make_noise(parameters.noise, (canvas.pixels.shape[1], *shape))
-    return _make_resizing(canvas, parameters.resize, shape), noise
-
-
-def _make_resizing(canvas: Canvas, resize: Resize, shape: tuple[int, int]) -> Resizing:
-    return make_resizing(canvas, resize.height, resize.width, resize.filters, shape)
-
-
-def _apply_where(chosen: Tensor, step: Callable[[Canvas], Canvas], canvas: Canvas) -> Canvas:
+def _apply_where(chosen: Tensor, step: Step, canvas: Canvas) -> Canvas:
     """Apply a step to the images for which `chosen` [n] is true."""
     if chosen.device.type == "cpu" and not chosen.any():  # on a GPU, this check would interrupt the capture of a step
         return canvas
@@ -222,12 +205,20 @@ class Steps(NamedTuple):
     """An implementation of the steps."""
 
     apply_round: Callable[[Canvas, RoundParameters], Canvas]
-    """Blurs, resizes and adds noise in the order of each image, then compresses."""
-    apply_final: Callable[[Canvas, FinalParameters], Canvas]
-    """Resizes, filters with a sinc kernel and compresses; some images are compressed first. May change the canvas."""
+    apply_final: Callable[[Canvas, FinalParameters], Canvas]  # may change the canvas
 
 
 TORCH_STEPS = Steps(apply_round, apply_final)
+
+
+@dataclass
+class _Triton:
+    """Whether this process may use Triton. Its kernels fail if, for example, the machine has no C compiler."""
+
+    usable: bool = find_spec("triton") is not None
+
+
+_triton = _Triton()
 
 
 def degrade(
@@ -243,62 +234,42 @@ def degrade(
 
     `uniforms` are numbers in [0, 1) with the shape [n, NUM_NUMBERS]. `orders` are such numbers with the shape
     [n, NUM_ORDER_NUMBERS]; they select the order of the steps, which is that of the paper if `orders` is None. An image
-    depends only on its own rows. `steps` is the implementation; the default is the fastest one for these images.
+    depends only on its own rows. `steps` is the implementation. By default, it is the fastest one for these images; if
+    Triton fails, a note is printed once, and PyTorch is used from then on.
     """
+
+    def apply(steps: Steps) -> Tensor:
+        numbers = Numbers(uniforms.to(levels.dtype))
+        rows, columns = levels.shape[-2:]
+        first_order, second_order = (None, None) if orders is None else orders.unbind(1)
+        canvas = steps.apply_round(full_canvas(levels), draw_round(numbers, first, rows, columns, first_order))
+        rows, columns = rows // scale, columns // scale
+        canvas = steps.apply_round(canvas, draw_round(numbers, second, rows, columns, second_order))
+        return steps.apply_final(canvas, draw_final(numbers, second, rows, columns)).pixels
+
     # Triton uses the current GPU, so select the one that holds the images.
     current = torch.cuda.device_of(images)  # type: ignore[no-untyped-call, unused-ignore]
     in_float32 = float32_products(tf32=False)  # TF32 has 10 bits, too few for levels that are rounded to 8
     with current, torch.no_grad(), torch.autocast(images.device.type, enabled=False), in_float32:
         levels = (images.to(torch.promote_types(images.dtype, torch.float32)) + 1) * 127.5
-        apply = partial(_apply, levels, uniforms.to(levels.dtype), scale, first, second, orders)
-        pixels = apply(steps) if steps else _apply_fastest(levels, apply)
+        fastest = fastest_steps(levels)
+        try:
+            pixels = apply(steps or fastest)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # compilers raise many kinds of errors
+            if steps or fastest is TORCH_STEPS:
+                raise
+            _triton.usable = False
+            print_line(f"degradation: computed without Triton, since it failed ({describe_error(error)})")
+            pixels = apply(TORCH_STEPS)
         return (pixels.round().clamp(0, 255) / 127.5 - 1).to(images.dtype)
 
 
 def fastest_steps(levels: Tensor) -> Steps:
     """Return the Triton kernels for float32 images on a CUDA device, and otherwise PyTorch's own operations."""
-    if _triton.usable and _fits_triton(levels):
+    if _triton.usable and levels.is_cuda and levels.dtype == torch.float32:
         from paceline.images.degradation import triton_steps
 
         return Steps(triton_steps.apply_round, triton_steps.apply_final)
     return TORCH_STEPS
-
-
-@dataclass
-class _Triton:
-    """Whether this process may use Triton. Its kernels fail if, for example, the machine has no C compiler."""
-
-    usable: bool = find_spec("triton") is not None
-
-
-_triton = _Triton()
-
-
-def _fits_triton(levels: Tensor) -> bool:
-    return levels.is_cuda and levels.dtype == torch.float32
-
-
-def _apply_fastest(levels: Tensor, apply: Callable[[Steps], Tensor]) -> Tensor:
-    """Apply the fastest steps for these images. If Triton fails, print a note once and use PyTorch from then on."""
-    if _triton.usable and _fits_triton(levels):
-        try:
-            return apply(fastest_steps(levels))
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # compilers raise many kinds of errors
-            _triton.usable = False
-            print_line(f"degradation: computed without Triton, since it failed ({describe_error(error)})")
-    return apply(TORCH_STEPS)
-
-
-def _apply(
-    levels: Tensor, uniforms: Tensor, scale: int, first: Round, second: Round, orders: Tensor | None, steps: Steps
-) -> Tensor:
-    """Return degraded images with levels from 0 to 255; the given images stay as they are."""
-    numbers = Numbers(uniforms)
-    rows, columns = levels.shape[-2:]
-    first_order, second_order = (None, None) if orders is None else orders.unbind(1)
-    canvas = steps.apply_round(full_canvas(levels), draw_round(numbers, first, rows, columns, first_order))
-    rows, columns = rows // scale, columns // scale
-    canvas = steps.apply_round(canvas, draw_round(numbers, second, rows, columns, second_order))
-    return steps.apply_final(canvas, draw_final(numbers, second, rows, columns)).pixels

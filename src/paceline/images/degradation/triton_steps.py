@@ -11,8 +11,8 @@ from torch import Tensor
 
 from paceline.contracts.data_spec import LUMA
 from paceline.images.degradation import operations
-from paceline.images.degradation.operations import SIDE, Canvas, NoiseParameters, constant, larger_shape
-from paceline.images.degradation.second_order import ORDERS, FinalParameters, Resize, RoundParameters
+from paceline.images.degradation.operations import SIDE, Canvas, NoiseParameters, Resize, constant, larger_shape
+from paceline.images.degradation.second_order import ORDERS, FinalParameters, RoundParameters
 
 # Triton determines the types of kernel arguments itself.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
@@ -245,10 +245,6 @@ def rounded(values):
 @triton.jit
 def _clamped(levels):
     return tl.minimum(tl.maximum(levels, 0.0), 255.0)
-
-
-# Triton determines the types of kernel arguments itself.
-# mypy: disable-error-code="untyped-decorator, no-untyped-def"
 
 
 TILE = 32  # side of an area in pixels

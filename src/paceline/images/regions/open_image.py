@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 
-from paceline.images.decode import (
-    PIXEL_LIMIT,
-    SIXTEEN_BIT_MODES,
-    BadImage,
-    memory_limit,
-    opened,
-    to_array,
-    to_eight_bits,
-    turn_upright,
-    unlimited,
-)
-from paceline.images.integrity import TIFF_SUFFIXES, load_undamaged
+from paceline.images.decode import PIXEL_LIMIT, BadImage, decode_full_depth, memory_limit, unlimited
 from paceline.images.readers import image_size
 from paceline.images.rectangles import Box
 from paceline.images.regions.region_image import Level, Pixels, RegionFormat, RegionImage
 from paceline.images.regions.tiff_image import TiffImage, is_small_tiff
+from paceline.images.tiff import TIFF_SUFFIXES
 
 
 class WholeImage(RegionImage):
@@ -31,13 +20,8 @@ class WholeImage(RegionImage):
 
     def __init__(self, path: Path, num_sharing: int = 1) -> None:
         """Decode an image. The free memory is divided among `num_sharing` processes that decode it."""
-        with opened(path, partial(memory_limit, num_sharing=num_sharing)) as (image, file):
-            load_undamaged(image, file)
-            upright = turn_upright(image)
-            if upright.mode in SIXTEEN_BIT_MODES:
-                self._pixels = to_array(upright, lambda strip: strip).astype(np.uint16, copy=False)
-            else:
-                self._pixels = to_array(upright, to_eight_bits)
+        limit = partial(memory_limit, num_sharing=num_sharing)
+        self._pixels = decode_full_depth(path, limit, may_lose_bits=True)
         height, width, channels = self._pixels.shape
         self.levels = (Level(height, width, 1.0),)
         self.format = RegionFormat(channels, self._pixels.dtype)
@@ -64,7 +48,10 @@ class SlideImage(RegionImage):
     """
 
     def __init__(self, path: Path) -> None:
-        openslide = _load_openslide(path)
+        try:
+            import openslide
+        except ImportError:
+            raise BadImage(f"{path.suffix} files need the package openslide: pip install 'paceline[slides]'") from None
         try:
             self._slide = openslide.OpenSlide(str(path))
             properties = self._slide.properties
@@ -128,15 +115,6 @@ def _as_tiff(path: Path, levels: tuple[Level, ...]) -> TiffImage | None:
         return tiff
     tiff.close()
     return None
-
-
-def _load_openslide(path: Path) -> ModuleType:
-    try:
-        import openslide
-    except ImportError:
-        raise BadImage(f"{path.suffix} files need the package openslide: pip install 'paceline[slides]'") from None
-    module: ModuleType = openslide
-    return module
 
 
 def _number(text: str | None) -> float:

@@ -13,9 +13,11 @@ import os
 import struct
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, groupby, pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.sax.saxutils import quoteattr
@@ -24,10 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import UserError
+from paceline.core.files import sync_open
 from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.core.text import printable
 from paceline.core.types import JsonObject
 from paceline.images.rectangles import Box
+from paceline.images.tiff import DEFLATE, GREY, HORIZONTAL, RGB
 
 RECORD = struct.Struct("<IIB")
 BYTES_AT_ONCE = 1 << 24
@@ -92,7 +96,7 @@ class JournaledFile:
         """Write the header and what follows the last part to the disk."""
         _write_at(self._file, trailer, self._end)
         _write_at(self._file, header, 0)
-        os.fsync(self._file)
+        sync_open(self._file)
 
     def publish(self, target: Path) -> None:
         """Give a complete file its name, and remove the journal."""
@@ -132,31 +136,17 @@ def purpose_of(journal: Path) -> JsonObject | None:
 
 
 def _open_locked(journal: Path, flags: int) -> int:
-    """Open and lock a journal; raise UserError if another command uses it."""
+    """Open and lock a journal; raise UserError if another command uses it, or has just removed it."""
     opened = os.open(journal, flags, 0o666)
-    if not _lock(opened) or not _is_in_place(opened, journal):
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_free = os.path.samestat(os.fstat(opened), os.lstat(journal))
+    except OSError as error:  # some file systems do not support locks
+        is_free = not isinstance(error, BlockingIOError | FileNotFoundError)
+    if not is_free:
         os.close(opened)
         raise UserError(f"{printable(journal)}: another command is writing this result; wait until it ends")
     return opened
-
-
-def _lock(opened: int) -> bool:
-    """Lock a file; return whether no other process has locked it."""
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True  # some file systems do not support locks
-    return True
-
-
-def _is_in_place(opened: int, journal: Path) -> bool:
-    """Return whether an open journal still exists; a command that finishes removes its journal."""
-    try:
-        return os.path.samestat(os.fstat(opened), os.lstat(journal))
-    except FileNotFoundError:
-        return False
 
 
 def _read(journal: Path, first_line: bytes) -> bytes:
@@ -184,32 +174,26 @@ def _write_at(file: int, content: bytes, offset: int) -> None:
 
 HEADER_BYTES = 16
 BYTE, ASCII, SHORT, LONG, RATIONAL, LONG8, IFD8 = 1, 2, 3, 4, 5, 16, 18  # types of values
-FORMATS = {BYTE: "B", ASCII: "B", SHORT: "H", LONG: "I", LONG8: "Q", IFD8: "Q"}
+FORMATS = {BYTE: "B", ASCII: "B", SHORT: "H", LONG: "I", RATIONAL: "2I", LONG8: "Q", IFD8: "Q"}
 
-Value = bytes | Sequence[int]  # numbers, also as the bytes of the file
+# The tags of a directory, which describes one image: for each tag, a type and its values, which may be encoded already.
+Tags = dict[int, tuple[int, bytes | Sequence[int]]]
 
 
-@dataclass(frozen=True)
-class Directory:
-    """The tags of one image: for each tag, a type and its values; a rational number has two values."""
-
-    tags: Mapping[int, tuple[int, Value]]
-
-    def encode(self, offset: int, following: int = 0) -> bytes:
-        """Return the directory for a position in the file, with its values; `following` is the next one's position."""
-        tags = sorted(self.tags.items())
-        values_at = offset + 8 + 20 * len(tags) + 8
-        entries, values = [], b""
-        for tag, (kind, value) in tags:
-            content = value if isinstance(value, bytes) else struct.pack(f"<{len(value)}{_format(kind)}", *value)
-            count = len(content) // _num_bytes(kind)
-            if len(content) <= 8:
-                stored = content.ljust(8, b"\0")
-            else:
-                stored = struct.pack("<Q", values_at + len(values))
-                values += content + b"\0" * (-len(content) % 8)
-            entries.append(struct.pack("<HHQ", tag, kind, count) + stored)
-        return struct.pack("<Q", len(tags)) + b"".join(entries) + struct.pack("<Q", following) + values
+def encode_directory(tags: Tags, offset: int, following: int = 0) -> bytes:
+    """Return a directory for a position in the file, with its values; `following` is the next one's position."""
+    values_at = offset + 8 + 20 * len(tags) + 8
+    entries, values = [], b""
+    for tag, (kind, value) in sorted(tags.items()):
+        form = FORMATS[kind]
+        content = value if isinstance(value, bytes) else struct.pack(f"<{len(value)}{form[-1]}", *value)
+        count = len(content) // struct.calcsize(f"<{form}")
+        stored = content.ljust(8, b"\0")
+        if len(content) > 8:
+            stored = struct.pack("<Q", values_at + len(values))
+            values += content + b"\0" * (-len(content) % 8)
+        entries.append(struct.pack("<HHQ", tag, kind, count) + stored)
+    return struct.pack("<Q", len(tags)) + b"".join(entries) + struct.pack("<Q", following) + values
 
 
 def encode_header(first: int) -> bytes:
@@ -217,76 +201,8 @@ def encode_header(first: int) -> bytes:
     return struct.pack("<2sHHHQ", b"II", 43, 8, 0, first)
 
 
-def _format(kind: int) -> str:
-    return "I" if kind == RATIONAL else FORMATS[kind]
-
-
-def _num_bytes(kind: int) -> int:
-    return 8 if kind == RATIONAL else struct.calcsize(f"<{FORMATS[kind]}")
-
-
-class Place(NamedTuple):
-    """The level, row and column of a tile in a pyramid."""
-
-    level: int
-    row: int
-    column: int
-
-
-class TileOrder:
-    """The position of each tile in the file, and the tiles that follow each block."""
-
-    def __init__(self, grids: Sequence[tuple[int, int]], blocks: Iterable[tuple[slice, slice]]) -> None:
-        """Order the tiles of levels with these numbers of rows and columns; blocks are rows and columns of tiles."""
-        self.numbers = [np.full(grid, -1, np.int64) for grid in grids]
-        self._missing = [np.zeros(grid, np.int8) for grid in grids]  # how many tiles each tile still needs
-        for above, missing in zip(grids, self._missing[1:], strict=False):
-            rows, columns = np.indices(above).reshape(2, -1)
-            np.add.at(missing, (rows // 2, columns // 2), 1)
-        self.num_tiles = 0
-        self.starts: list[int] = []  # the number of each block's first tile
-        self._ends: list[int] = []  # the number after each block's last tile
-        self._following: list[list[list[Place]]] = []
-        for rows_of_block, columns_of_block in blocks:
-            self.starts.append(self.num_tiles)
-            fresh = np.mgrid[rows_of_block, columns_of_block].reshape(2, -1)
-            self._append(0, fresh)
-            self._ends.append(self.num_tiles)
-            self._following.append(self._completed_by(fresh))
-
-    def num_blocks(self, num_tiles: int) -> int:
-        """Return the number of complete blocks in a file that has this number of tiles so far."""
-        return bisect_right(self._ends, num_tiles)
-
-    def following(self, block: int) -> list[list[Place]]:
-        """Return the lower-resolution tiles that are written after a block, one list per level."""
-        return self._following[block]
-
-    def number(self, place: Place) -> int:
-        """Return the position of a tile."""
-        return int(self.numbers[place.level][place.row, place.column])
-
-    def _completed_by(self, fresh: NDArray[np.int64]) -> list[list[Place]]:
-        """Return the tiles of the lower levels that new tiles complete."""
-        found = []
-        for level in range(1, len(self.numbers)):
-            needed_by = fresh // 2
-            np.subtract.at(self._missing[level], tuple(needed_by), 1)
-            needed_by = np.unique(needed_by, axis=1)
-            fresh = needed_by[:, self._missing[level][tuple(needed_by)] == 0]
-            self._append(level, fresh)
-            found.append([Place(level, int(row), int(column)) for row, column in fresh.T])
-        return found
-
-    def _append(self, level: int, places: NDArray[np.int64]) -> None:
-        count = places.shape[1]
-        self.numbers[level][tuple(places)] = np.arange(self.num_tiles, self.num_tiles + count)
-        self.num_tiles += count
-
-
 SMALLEST_LEVEL_PX = 1024  # levels are added until both sides are at most this long
-DEFLATE, HORIZONTAL, CENTIMETRE = 8, 2, 3  # values of TIFF tags
-GREY, RGB = 1, 2
+CENTIMETRE = 3  # a unit of resolution
 ORDER = "levels grow together"  # of the tiles; a file that was started with another order is not resumed
 
 Pixels = NDArray[Any]  # uint8 or uint16 [h, w, c]
@@ -335,6 +251,39 @@ class PyramidFormat:
         return np.cumsum(tile, axis=1, dtype=dtype)
 
 
+class Place(NamedTuple):
+    """The level, row and column of a tile in a pyramid."""
+
+    level: int
+    row: int
+    column: int
+
+
+class TileOrder:
+    """The order of the tiles in the file: those of a block, then the lower-resolution tiles that it completes."""
+
+    def __init__(self, form: PyramidFormat, blocks: Iterable[Box]) -> None:
+        grids, side = [form.grid(level) for level in range(len(form.sizes))], form.tile_px
+        owners = [np.zeros(grid, np.int64) for grid in grids]  # the block that completes each tile
+        for number, box in enumerate(blocks):
+            owners[0][box.top // side : -(-box.bottom // side), box.left // side : -(-box.right // side)] = number
+        for above, below in pairwise(owners):
+            even = np.pad(above, [(0, side % 2) for side in above.shape], mode="edge")
+            below[:] = even.reshape(len(even) // 2, 2, -1, 2).max((1, 3))
+        owner = np.concatenate([level.ravel() for level in owners])
+        order = np.argsort(owner, kind="stable")  # tiles of a block stay in the order of levels, rows and columns
+        self.places = [Place(level, *place) for level, grid in enumerate(grids) for place in np.ndindex(grid)]
+        self.places = [self.places[number] for number in order]
+        numbers = np.split(np.argsort(order), np.cumsum([level.size for level in owners])[:-1])
+        self.numbers = [part.reshape(grid) for part, grid in zip(numbers, grids, strict=True)]  # positions of tiles
+        self.ends = np.cumsum(np.bincount(owner)).tolist()  # the number after the last tile of each block
+        self.starts = [0, *self.ends[:-1]]
+
+    def number(self, place: Place) -> int:
+        """Return the position of a tile."""
+        return int(self.numbers[place.level][place.row, place.column])
+
+
 class PyramidFile:
     """A pyramid that is being written, in a hidden file next to the final one."""
 
@@ -343,20 +292,16 @@ class PyramidFile:
         self.target, self.form = target, form
         partial, journal = partial_files(target)
         self._file = JournaledFile(partial, journal, {**purpose, "order": [ORDER, len(form.sizes)]}, HEADER_BYTES)
-        grids = [form.grid(level) for level in range(len(form.sizes))]
-        self._order = TileOrder(grids, map(self._tiles_in, blocks))
+        self._order = TileOrder(form, blocks)
 
     @property
     def num_blocks_done(self) -> int:
-        """The number of blocks whose tiles are all written."""
-        return self._order.num_blocks(len(self._file.parts))
+        """The number of blocks that are written, with the lower-resolution tiles that they complete."""
+        return bisect_right(self._order.ends, len(self._file.parts))
 
     def keep_blocks(self, count: int) -> None:
-        """Discard all blocks from this number on, and write the missing lower-resolution tiles of the others."""
-        if count < len(self._order.starts):
-            self._file.truncate(self._order.starts[count])
-        if count:
-            self._append_levels(count - 1)
+        """Discard all blocks from this number on."""
+        self._file.truncate((self._order.starts + self._order.ends[-1:])[count])
 
     def flags(self) -> list[int]:
         """Return the flag of each block."""
@@ -373,16 +318,12 @@ class PyramidFile:
 
     def append_block(self, tiles: list[bytes], flag: int = 0) -> None:
         """Write the tiles of the next block, and then the lower-resolution tiles that can now be computed."""
-        block = self.num_blocks_done
+        end = self._order.ends[self.num_blocks_done]
         for tile in tiles:
             self._file.append(tile, flag)
-        self._append_levels(block)
-
-    def _append_levels(self, block: int) -> None:
-        """Compute and write the lower-resolution tiles that follow a block, unless they have been written."""
-        for places in self._order.following(block):  # a level needs the tiles of the level before it
-            todo = [place for place in places if self._order.number(place) >= len(self._file.parts)]
-            for tile in ordered_map(self._half_tile, todo, num_cores()) if todo else ():
+        places = self._order.places[len(self._file.parts) : end]
+        for _, level in groupby(places, key=attrgetter("level")):  # each needs the tiles of the level before it
+            for tile in ordered_map(self._half_tile, list(level), num_cores()):
                 self._file.append(tile)
 
     def preview(self) -> Pixels:
@@ -398,11 +339,10 @@ class PyramidFile:
 
     def complete(self, name: str) -> None:
         """Write the directories. The file is then complete, but does not have its final name yet."""
-        assert len(self._file.parts) == self._order.num_tiles
+        assert len(self._file.parts) == len(self._order.places)
         start = self._file.end + -self._file.end % 8
-        directories = [self._directory(level, name) for level in range(len(self.form.sizes))]
-        trailer = b"\0" * (start - self._file.end)
-        self._file.complete(encode_header(start), trailer + self._encode(directories, start))
+        content = b"\0" * (start - self._file.end) + self._encode_directories(name, start)
+        self._file.complete(encode_header(start), content)
 
     def publish(self) -> None:
         """Give a complete file its name."""
@@ -412,35 +352,30 @@ class PyramidFile:
         """Close the file without finishing it."""
         self._file.close()
 
-    def _encode(self, directories: list[Directory], start: int) -> bytes:
+    def _encode_directories(self, name: str, start: int) -> bytes:
         """Return the directories: in a chain or, in OME-TIFF, with the lower levels inside the first."""
-        if not self.form.is_ome or len(directories) == 1:
-            encoded = b""
-            for number, directory in enumerate(directories):
-                offset = start + len(encoded)
-                size = len(directory.encode(offset))
-                encoded += directory.encode(offset, offset + size if number < len(directories) - 1 else 0)
-            return encoded
-        first, *others = directories
-        with_places = {**first.tags, 330: (IFD8, [0] * len(others))}
-        offset = start + len(Directory(with_places).encode(start))
-        encoded, places = b"", []
-        for directory in others:
-            places.append(offset + len(encoded))
-            encoded += directory.encode(places[-1])
-        return Directory({**first.tags, 330: (IFD8, places)}).encode(start) + encoded
+        directories = [self._directory(level, name) for level in range(len(self.form.sizes))]
+        is_nested = self.form.is_ome and len(directories) > 1
+        if is_nested:
+            directories[0][330] = (IFD8, [0] * (len(directories) - 1))
+        sizes = [len(encode_directory(tags, 0)) for tags in directories]
+        offsets = list(accumulate(sizes, initial=start))[:-1]
+        following = [*offsets[1:], 0]
+        if is_nested:
+            directories[0][330], following = (IFD8, offsets[1:]), [0] * len(directories)
+        return b"".join(map(encode_directory, directories, offsets, following))
 
-    def _directory(self, level: int, name: str) -> Directory:
+    def _directory(self, level: int, name: str) -> Tags:
         form, (height, width) = self.form, self.form.sizes[level]
         offsets, lengths = self._file.places(self._order.numbers[level].ravel())
         depth = np.dtype(form.dtype).itemsize * 8
         extra = form.channels - (3 if form.channels >= 3 else 1)
-        tags: dict[int, tuple[int, bytes | list[int]]] = {
+        tags: Tags = {
             254: (LONG, [1 if level else 0]),
             256: (LONG, [width]),
             257: (LONG, [height]),
             258: (SHORT, [depth] * form.channels),
-            259: (SHORT, [DEFLATE]),
+            259: (SHORT, [DEFLATE[0]]),
             262: (SHORT, [RGB if form.channels >= 3 else GREY]),
             277: (SHORT, [form.channels]),
             284: (SHORT, [1]),
@@ -460,12 +395,7 @@ class PyramidFile:
             tags |= {282: (RATIONAL, per_centimetre), 283: (RATIONAL, per_centimetre), 296: (SHORT, [CENTIMETRE])}
         if form.is_ome and not level:
             tags[270] = (ASCII, _ome_xml(form, name).encode() + b"\0")
-        return Directory(tags)
-
-    def _tiles_in(self, block: Box) -> tuple[slice, slice]:
-        side = self.form.tile_px
-        rows = slice(block.top // side, -(-block.bottom // side))
-        return rows, slice(block.left // side, -(-block.right // side))
+        return tags
 
     def tile(self, place: Place) -> Pixels:
         """Return a finished tile at its full size."""

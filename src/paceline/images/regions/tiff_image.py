@@ -8,13 +8,15 @@ import re
 import threading
 import zlib
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import tifffile
 
-from paceline.images.decode import ORIENTATION, PILLOW_COMPRESSIONS, PIXEL_LIMIT, PREMULTIPLIED, BadImage, reason_of
+from paceline.images import tiff
+from paceline.images.decode import PILLOW_COMPRESSIONS, PIXEL_LIMIT, BadImage, reason_of
 from paceline.images.deep import (
     EXTRA_CHANNELS_IGNORED,
     GREY_AND_RGB,
@@ -23,27 +25,20 @@ from paceline.images.deep import (
     check_colours,
     first_series,
 )
-from paceline.images.integrity import DEFLATE, END_OF_JPEG, JPEG, TIFF_HEADER_BYTES, check_directories, is_tiff
 from paceline.images.rectangles import Box
 from paceline.images.regions.region_image import Level, Pixels, RegionFormat, RegionImage
 
 LARGEST_SEGMENT_BYTES = 256 << 20  # of a decoded tile or strip
 LARGEST_WHOLE_STRIP_BYTES = 16 << 20  # of an uncompressed strip; from larger ones, only the requested rows are read
 LARGEST_CHANNELS = 64
-NONE = 1  # value of the TIFF tag Compression
-OLD_JPEG = 6
-JPEGS = (OLD_JPEG, JPEG)
 # The largest plausible ratio of decoded bytes to stored bytes, by compression. If the size in a header implies a larger
 # ratio, the header is damaged. Except for NONE, these are the largest possible ratios, rounded up (5: LZW; 32773:
 # PackBits; 34925: LZMA; 34926 and 50000: Zstandard). Compressions that are not listed have no limit. The ratio for NONE
 # is not 1, because a file may contain only a part of the pixels.
 MOST_EXPANSION = {
-    **{NONE: 16, 5: 2048, JPEG: 2048, 32773: 64, 34925: 1 << 16, 34926: 1 << 16, 50000: 1 << 16},
-    **dict.fromkeys(DEFLATE, 2048),
+    **{tiff.NONE: 16, 5: 2048, tiff.JPEG: 2048, 32773: 64, 34925: 1 << 16, 34926: 1 << 16, 50000: 1 << 16},
+    **dict.fromkeys(tiff.DEFLATE, 2048),
 }
-NO_PREDICTOR, HORIZONTAL = 1, 2
-GREY, RGB, YCBCR = 1, 2, 6  # values of the TIFF tag PhotometricInterpretation
-ALPHA = (1, 2)  # values of the TIFF tag ExtraSamples
 MICRONS_PER_UNIT = {2: 25_400.0, 3: 10_000.0}  # values of the TIFF tag ResolutionUnit: inch, centimetre
 
 
@@ -73,8 +68,8 @@ def samples_of(page: Any, channels: int) -> Samples:
 
     Networks for grey and RGB images read only the colours of an RGB image.
     """
-    colours = 3 if page.photometric in (RGB, YCBCR) else 1
-    if page.samplesperpixel > colours and page.extrasamples and page.extrasamples[0] in ALPHA:
+    colours = 3 if page.photometric in (tiff.RGB, tiff.YCBCR) else 1
+    if page.samplesperpixel > colours and page.extrasamples and page.extrasamples[0] in tiff.ALPHA:
         return Samples(colours, "transparency is ignored", has_alpha=True)
     if page.samplesperpixel > colours > 1 and channels in GREY_AND_RGB:
         return Samples(colours, EXTRA_CHANNELS_IGNORED)
@@ -83,21 +78,24 @@ def samples_of(page: Any, channels: int) -> Samples:
 
 def check_page(page: Any, found: RegionFormat) -> None:
     """Raise BadImage for pixels that are not supported."""
-    is_plain = page.compression == NONE or page.compression in DEFLATE
+    is_plain = page.compression == tiff.NONE or page.compression in tiff.DEFLATE
+    predictors = (tiff.NO_PREDICTOR, tiff.HORIZONTAL, *(() if is_plain else (tiff.FLOAT_PREDICTOR,)))
     problems = {
         f"{found.dtype} pixels": found.dtype not in (np.uint8, np.uint16),
         f"{page.bitspersample}-bit pixels": page.bitspersample not in (8, 16),
         f"the colour type {getattr(page.photometric, 'name', page.photometric)}": (
-            page.photometric not in (GREY, RGB, YCBCR)
+            page.photometric not in (tiff.GREY, tiff.RGB, tiff.YCBCR)
         ),
         # Other decoders do not convert to RGB.
-        "YCbCr colours that are not stored as JPEG": page.photometric == YCBCR and page.compression not in JPEGS,
+        "YCbCr colours that are not stored as JPEG": (
+            page.photometric == tiff.YCBCR and page.compression not in (tiff.OLD_JPEG, tiff.JPEG)
+        ),
         # Without it, the colours are too dark.
-        "premultiplied transparency": found.has_alpha and page.extrasamples[0] == PREMULTIPLIED,
+        "premultiplied transparency": found.has_alpha and page.extrasamples[0] == tiff.PREMULTIPLIED,
         "pixels whose bits are in reverse order": page.fillorder != 1 and is_plain,
-        "rotated pixels": page.tags.valueof(ORIENTATION, 1) not in (0, 1),
+        "rotated pixels": page.tags.valueof(tiff.ORIENTATION, 1) not in (0, 1),
         f"{found.channels} channels": not 1 <= found.channels <= LARGEST_CHANNELS,
-        f"predictor {page.predictor}": page.predictor not in (NO_PREDICTOR, HORIZONTAL, *(() if is_plain else (3,))),
+        f"predictor {page.predictor}": page.predictor not in predictors,
     }
     for what, is_wrong in problems.items():
         if is_wrong:
@@ -119,11 +117,11 @@ def _check_stored(page: Any) -> None:
     """Raise BadImage if a page stores too little for the size in its header, which would need a huge plan."""
     counts, needed, most = page.databytecounts, _pixel_bytes(page), MOST_EXPANSION.get(int(page.compression), 0)
     if most and all(counts) and most * sum(counts) < needed:  # a count of 0 is a part that a sparse file leaves out
-        kind, than = ("pixels", "instead of") if page.compression == NONE else ("compressed pixels", "for")
+        kind, than = ("pixels", "instead of") if page.compression == tiff.NONE else ("compressed pixels", "for")
         raise BadImage(f"contains {sum(counts):,} bytes of {kind} {than} {needed:,} bytes; the file is damaged")
     _, _, across, down = grid_of(page)
     num_segments = across * down * (page.samplesperpixel if page.planarconfig == 2 else 1)
-    if page.compression not in (NONE, OLD_JPEG) and len(counts) < num_segments:
+    if page.compression not in (tiff.NONE, tiff.OLD_JPEG) and len(counts) < num_segments:
         what = "tiles" if page.is_tiled else "strips"
         raise BadImage(f"contains {len(counts):,} {what} instead of {num_segments:,}; the file is damaged")
 
@@ -138,7 +136,7 @@ def _check_codec(page: Any) -> None:
 
 def is_read_by_row(page: Any) -> bool:
     """Return whether a page has uncompressed strips that are too large to be read as a whole."""
-    is_raw = page.compression == NONE and page.predictor == NO_PREDICTOR
+    is_raw = page.compression == tiff.NONE and page.predictor == tiff.NO_PREDICTOR
     return is_raw and not page.is_tiled and _segment_bytes(page) > LARGEST_WHOLE_STRIP_BYTES
 
 
@@ -167,6 +165,14 @@ def grid_of(page: Any) -> tuple[int, int, int, int]:
     if not height or not width:
         raise BadImage("damaged: the size of the tiles is 0")
     return height, width, -(-page.imagewidth // width), -(-page.imagelength // height)
+
+
+def segments_in(page: Any, box: Box) -> Iterator[tuple[int, Box]]:
+    """Yield the index and the rectangle of each tile or strip that has a part of a box, in the first plane."""
+    height, width, across, _ = grid_of(page)
+    for row in range(box.top // height, (box.bottom - 1) // height + 1):
+        for column in range(box.left // width, (box.right - 1) // width + 1):
+            yield row * across + column, Box(row * height, column * width, height, width)
 
 
 def microns_per_px(file: Any, page: Any) -> float:
@@ -260,10 +266,8 @@ class TiffImage(RegionImage):
     def check_ends(self, level: int, box: Box) -> None:
         """Raise BadImage if a JPEG tile of a region has no end, without decoding it; other decoders may accept it."""
         for page in self._pages[level]:
-            height, width, across, _ = grid_of(page)
-            for row in range(box.top // height, (box.bottom - 1) // height + 1):
-                for column in range(box.left // width, (box.right - 1) // width + 1):
-                    self._check_end(page, row * across + column)
+            for index, _ in segments_in(page, box):
+                self._check_end(page, index)
 
     def close(self) -> None:
         """Close the file."""
@@ -271,21 +275,19 @@ class TiffImage(RegionImage):
         os.close(self._descriptor)
 
     def _read_page(self, level: int, number: int, page: Any, box: Box, region: Pixels) -> None:
-        height, width, across, down = grid_of(page)
         separate = page.planarconfig == 2 and page.samplesperpixel > 1
-        for row in range(box.top // height, (box.bottom - 1) // height + 1):
-            for column in range(box.left // width, (box.right - 1) // width + 1):
-                segment = Box(row * height, column * width, height, width)
-                shared = box.intersection(segment)
-                inside, target = shared.moved_from(segment).slices, shared.moved_from(box).slices
-                for plane in range(self._kept if separate else 1):
-                    index = plane * across * down + row * across + column
-                    if is_read_by_row(page):
-                        part = self._read_rows(page, index, *inside)
-                    else:
-                        part = self._segment(level, number, page, index)[inside]
-                    samples = slice(plane, plane + 1) if separate else slice(0, self._kept)
-                    region[*target, samples] = part if separate else part[..., : self._kept]
+        _, _, across, down = grid_of(page)
+        for first, segment in segments_in(page, box):
+            shared = box.intersection(segment)
+            inside, target = shared.moved_from(segment).slices, shared.moved_from(box).slices
+            for plane in range(self._kept if separate else 1):
+                index = plane * across * down + first
+                if is_read_by_row(page):
+                    part = self._read_rows(page, index, *inside)
+                else:
+                    part = self._segment(level, number, page, index)[inside]
+                samples = slice(plane, plane + 1) if separate else slice(0, self._kept)
+                region[*target, samples] = part if separate else part[..., : self._kept]
 
     def _read_rows(self, page: Any, index: int, rows: slice, columns: slice) -> Pixels:
         """Return a part of an uncompressed strip, [h, w, samples]; only these pixels are read."""
@@ -324,7 +326,7 @@ class TiffImage(RegionImage):
         offset, length = page.dataoffsets[index], page.databytecounts[index]
         if length and offset + length > self._num_bytes:
             raise BadImage(f"damaged: tile {index} extends beyond the end of the file")
-        if length and offset < TIFF_HEADER_BYTES:
+        if length and offset < tiff.TIFF_HEADER_BYTES:
             raise BadImage(f"damaged: tile {index} starts inside the header of the file")
         return offset, length
 
@@ -336,12 +338,12 @@ class TiffImage(RegionImage):
 
     def _check_end(self, page: Any, index: int) -> None:
         offset, length = self._place(page, index)
-        if page.compression != JPEG or not length:
+        if page.compression != tiff.JPEG or not length:
             return
         last = min(length, LAST_BYTES)
-        if END_OF_JPEG in os.pread(self._descriptor, last, offset + length - last):
+        if tiff.END_OF_JPEG in os.pread(self._descriptor, last, offset + length - last):
             return
-        if END_OF_JPEG not in os.pread(self._descriptor, min(length, LARGEST_SEGMENT_BYTES), offset):
+        if tiff.END_OF_JPEG not in os.pread(self._descriptor, min(length, LARGEST_SEGMENT_BYTES), offset):
             raise BadImage(f"damaged: tile {index} is truncated")
 
     def _decode(self, page: Any, index: int) -> Pixels:
@@ -356,9 +358,10 @@ class TiffImage(RegionImage):
             raise BadImage(f"damaged: tile {index} has {length:,} bytes")
         stored = os.pread(self._descriptor, length, offset)
         try:
-            if page.compression == NONE or page.compression in DEFLATE:
+            if page.compression == tiff.NONE or page.compression in tiff.DEFLATE:
                 return _unpack(page, stored, shape)
-            if page.compression == JPEG and END_OF_JPEG not in stored:  # the decoder would fill up the tile with grey
+            # The decoder would fill up the tile with grey.
+            if page.compression == tiff.JPEG and tiff.END_OF_JPEG not in stored:
                 raise ValueError("is truncated")
             decoded = page.decode(stored, index, jpegtables=page.jpegtables)[0]
             if decoded is None or decoded.shape[1] < height or decoded.shape[2] < width:
@@ -371,8 +374,8 @@ class TiffImage(RegionImage):
 def _opened(path: Path) -> tifffile.TiffFile:
     """Open a file after checking its list of pages, since tifffile reads each page of a long list."""
     with path.open("rb") as file:
-        if is_tiff(file):
-            check_directories(file)
+        if tiff.is_tiff(file):
+            tiff.check_directories(file)
     return tifffile.TiffFile(path, _multifile=False)
 
 
@@ -390,7 +393,7 @@ def _unpack(page: Any, stored: bytes, shape: tuple[int, int, int]) -> Pixels:
     """Decode an uncompressed or deflate segment; its size is known, so it cannot exhaust memory."""
     dtype = page.dtype.newbyteorder(page.parent.byteorder)
     expected = shape[0] * shape[1] * shape[2] * dtype.itemsize
-    if page.compression != NONE:
+    if page.compression != tiff.NONE:
         stream = zlib.decompressobj()
         stored = stream.decompress(stored, expected)
         # The checksum is verified at the end of the stream.
@@ -401,6 +404,6 @@ def _unpack(page: Any, stored: bytes, shape: tuple[int, int, int]) -> Pixels:
     if len(stored) < expected:
         raise ValueError("is truncated")
     pixels: Pixels = np.frombuffer(stored[:expected], dtype).reshape(shape).astype(dtype.newbyteorder("="))
-    if page.predictor == HORIZONTAL:
+    if page.predictor == tiff.HORIZONTAL:
         np.cumsum(pixels, axis=1, dtype=pixels.dtype, out=pixels)
     return pixels

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
 from paceline.parallel.precision import Precision
-from paceline.parallel.strategy import MemoryShares, PhaseCall, Strategy
+from paceline.parallel.strategy import Feature, MemoryShares, PhaseCall, Strategy
 from paceline.parallel.world import World, gpu_ids
 
 
@@ -68,12 +68,17 @@ class DataParallel(Strategy):
     """Splits each batch across this process's GPUs. On a CPU, it runs like `single`."""
 
     complexity = 3
-    cannot_capture = "DataParallel's threads cannot be captured in a CUDA graph"
-    cannot_compile = "DataParallel copies the networks in every step"
-    cannot_recompute = "DataParallel copies the networks in every step"
-    parity_obstacle = "each replica computes its own BatchNorm statistics"
-    ladder_obstacle = "DataParallel uses one process for all devices"
-    cpu_obstacle = "DataParallel needs GPUs; on a CPU it is the same as single"
+
+    @classmethod
+    def why_not(cls, feature: Feature) -> str:
+        return {
+            "capture": "DataParallel's threads cannot be captured in a CUDA graph",
+            "compile": "DataParallel copies the networks in every step",
+            "recompute": "DataParallel copies the networks in every step",
+            "parity": "each replica computes its own BatchNorm statistics",
+            "breakdown": "DataParallel uses one process for all devices",
+            "cpu": "DataParallel needs GPUs; on a CPU it is the same as single",
+        }[feature]
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         super().__init__(settings, world, precision, recipe)
@@ -91,13 +96,12 @@ class DataParallel(Strategy):
         return MemoryShares(gradient_copies=2, batch_copies=1 + num_devices)
 
     @property
-    def num_devices(self) -> int:
-        return len(gpu_ids(self.settings)) if self.replicas else 1
-
-    def generators(self) -> list[torch.Generator]:
-        if not self.replicas:
-            return super().generators()
-        return [torch.cuda.default_generators[number] for number in dict.fromkeys(gpu_ids(self.settings))]
+    def local_devices(self) -> list[torch.device]:
+        return (
+            [torch.device("cuda", number) for number in gpu_ids(self.settings)]
+            if self.replicas
+            else [self.world.device]
+        )
 
     def forward(self, phase: Phase, batch: Batch) -> Loss:
         if not self.replicas:

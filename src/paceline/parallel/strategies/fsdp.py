@@ -17,12 +17,12 @@ from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, Loss, Phase, Recipe, single_networks
 from paceline.core.errors import UserError
 from paceline.parallel.blocks import blocks_of, shares_parameters
 from paceline.parallel.precision import Precision
 from paceline.parallel.shards import RejectPenalty, StagedAllGather, StagedReduceScatter, is_sharded
-from paceline.parallel.strategy import MemoryShares, Strategy, Trainable, bytes_of
+from paceline.parallel.strategy import Feature, MemoryShares, Strategy, Trainable, bytes_of
 from paceline.parallel.world import World
 
 # Copies of the largest block in a backward pass: its weights, those of the next block, its gradients, and the gradients
@@ -36,10 +36,14 @@ class FullyShardedDataParallel(Strategy):
     needs_processes = True
     shards_weights = True
     complexity = 4
-    memory_format = torch.contiguous_format  # fully_shard rejects parameters in other formats
-    cannot_capture = "FSDP allocates and releases weights in every step, so they have no fixed address"
-    cannot_compile = "FSDP gathers the weights in hooks, which torch.compile does not support for every network"
-    ladder_obstacle = "FSDP's communication cannot be separated from the step; measure ddp instead"
+
+    @classmethod
+    def why_not(cls, feature: Feature) -> str:
+        return {
+            "capture": "FSDP allocates and releases weights in every step, so they have no fixed address",
+            "compile": "FSDP gathers the weights in hooks, which torch.compile does not support for every network",
+            "breakdown": "FSDP's communication cannot be separated from the step; measure ddp instead",
+        }.get(feature, "")
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         super().__init__(settings, world, precision, recipe)
@@ -53,7 +57,7 @@ class FullyShardedDataParallel(Strategy):
         self._check(recipe)
         self._unchecked |= {phase.name for phase in recipe.phases if phase.network not in self.replicated}
         mesh = init_device_mesh(world.device.type, (world.size,))
-        for name, network in recipe.single_networks.items():
+        for name, network in single_networks(recipe).items():
             if name.partition(".")[0] not in self.replicated:
                 self.sharded[name] = self._shard(network, blocks_of(recipe, name), mesh)
         _move_rest(recipe, world.device)
@@ -69,7 +73,7 @@ class FullyShardedDataParallel(Strategy):
             if name not in recipe.double_backward:
                 whole = bytes_of(network.parameters())
                 held[name] = sum(_bytes_of_rows(p, num_devices) for p in network.parameters()) / whole
-        for name, network in recipe.single_networks.items():
+        for name, network in single_networks(recipe).items():
             if name.partition(".")[0] not in recipe.double_backward:
                 blocks = [bytes_of(block.parameters()) for block in blocks_of(recipe, name) if block is not network]
                 rest = bytes_of(network.parameters()) - sum(blocks)
@@ -83,7 +87,7 @@ class FullyShardedDataParallel(Strategy):
                 "--strategy fsdp: there is nothing to shard, since every network needs double backward; use ddp"
             )
         networks: dict[nn.Parameter, str] = {}  # the network of each parameter
-        for network, module in recipe.single_networks.items():
+        for network, module in single_networks(recipe).items():
             for name, parameter in module.named_parameters(network):
                 if networks.setdefault(parameter, network) != network:
                     raise UserError(
@@ -183,7 +187,7 @@ class FullyShardedDataParallel(Strategy):
                 "started; always use the same networks, or use ddp"
             )
 
-        return self.recipe.single_networks[network].register_forward_pre_hook(reject, prepend=True)
+        return single_networks(self.recipe)[network].register_forward_pre_hook(reject, prepend=True)
 
 
 @contextmanager

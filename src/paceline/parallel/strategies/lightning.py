@@ -18,7 +18,7 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError, missing
 from paceline.parallel.precision import Precision
-from paceline.parallel.strategy import MemoryShares, StepData, Strategy, bytes_of, check_gradients
+from paceline.parallel.strategy import Feature, MemoryShares, StepData, Strategy, bytes_of, check_gradients
 from paceline.parallel.world import World
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ class Lightning(Strategy):
     complexity = 2
     package = "lightning"
     extra = "lightning"
-    ladder_obstacle = "Lightning's Trainer controls the steps; ddp has similar step times"
+
+    @classmethod
+    def why_not(cls, feature: Feature) -> str:
+        return "Lightning's Trainer controls the steps; ddp has similar step times" if feature == "breakdown" else ""
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         super().__init__(settings, world, precision, recipe)

@@ -11,7 +11,7 @@ from paceline.contracts.data_spec import DataSpec
 from paceline.contracts.importer import Importer
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
-from paceline.models.networks import NetworkChoice, describe_weights, make_pretrained
+from paceline.models.networks import NetworkChoice, load_classifiers
 from paceline.models.torch_file import read_state_dict
 
 ARGUMENTS = "network_args."
@@ -33,8 +33,9 @@ class TimmClassifier(Importer):
             raise UserError(f"{self.path}: the file does not name its network; use --set network=timm:NAME")
         arguments = {key.removeprefix(ARGUMENTS): value for key, value in settings.items() if key.startswith(ARGUMENTS)}
         choice = NetworkChoice(name, arguments)
-        task = describe_weights(choice, self.state, int(str(settings["size"])))
-        network = make_pretrained(choice, task, self.state)
+        provider = load_classifiers(choice.name)
+        task = provider.describe_weights(choice, self.state, int(str(settings["size"])))
+        network = provider.make_pretrained(choice, task, self.state)
         self.imported = {f"classifier.{key}": tensor for key, tensor in network.state_dict().items()}
         return DataSpec(task.in_channels, task.height, task.width, num_classes=task.num_classes)
 

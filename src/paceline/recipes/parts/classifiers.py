@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from paceline.contracts.data_spec import DataSpec
 from paceline.core.types import SettingValue, SettingValues
-from paceline.models import networks
-from paceline.models.networks import NetworkChoice, NetworkTask
+from paceline.models.networks import Classifiers, NetworkChoice, NetworkTask, load_classifiers, make_network
 
 _STRONG_AUGMENTATION: dict[str, SettingValue] = {
     "mixup": 0.8,
@@ -165,13 +164,18 @@ class SelectedClassifier:
         self.checked_px = {(spec.height, spec.width)}  # image sizes that the network is known to accept
 
     @property
+    def provider(self) -> Classifiers:
+        """The library that has the network."""
+        return load_classifiers(self.choice.name)
+
+    @property
     def is_pretrained(self) -> bool:
         """Whether the arguments request published weights."""
         return self.choice.arguments.get(PRETRAINED) is True
 
     def make_network(self) -> nn.Module:
         """Return the network with random weights."""
-        return networks.make_network(self.choice, self.task)
+        return make_network(self.choice, self.task)
 
     def check_size(self, network: nn.Module, images: Tensor) -> None:
         """Raise UserError if the network cannot process images of this size, which may differ from that in training."""
@@ -179,23 +183,21 @@ class SelectedClassifier:
             return
         height, width = images.shape[2:]
         if (height, width) not in self.checked_px:
-            networks.check_input(network, self.choice, replace(self.task, height=height, width=width))
+            load_classifiers(self.choice.name).check_input(
+                network, self.choice, replace(self.task, height=height, width=width)
+            )
             self.checked_px.add((height, width))
 
     def make_input_scaling(self) -> nn.Module:
         """Return a module that scales images in [-1, 1] to the values that the network expects."""
-        return InputScaling(*networks.input_statistics(self.choice), self.task.in_channels)
+        return InputScaling(*self.provider.input_statistics(self.choice), self.task.in_channels)
 
-    def published_weights(self) -> dict[str, Tensor]:
-        """Return the provider's weights, downloaded if necessary."""
-        return self._pretrained(None)
+    def pretrained_weights(self, tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        """Return the weights in a file of the provider or, for None, those that it published, which are downloaded.
 
-    def adopt_weights(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the weights in a file of the provider; raise UserError if they belong to a different network."""
-        return self._pretrained(tensors)
-
-    def _pretrained(self, tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        Raise UserError if they belong to a different network.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch.initial_seed())  # the same seed on every rank, for a last layer that is new
-            network = networks.make_pretrained(self.choice, self.task, tensors)
+            network = self.provider.make_pretrained(self.choice, self.task, tensors)
         return {f"{PREFIX}{name}": tensor for name, tensor in network.state_dict().items()}

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, Best, Clock, DataSpec, Draw, Recipe
+from paceline.contracts.recipe import Batch, Clock, DataSpec, Draw, Evaluation, Recipe, Weights
 from paceline.core.errors import UserError, unknown
 from paceline.core.types import SettingValues
 from paceline.models import adaptive_augment, diffaugment
@@ -23,9 +23,7 @@ class GenerativeRecipe(Recipe):
 
     generator: nn.Module  # created by the subclass
 
-    evaluator = "generation"
-    evaluated_on = "train"
-    best = Best("train/FID", "min")
+    evaluation = Evaluation("generation", best="train/FID", mode="min", split="train")
     generates = True
     ema = ("generator",)
 
@@ -109,15 +107,10 @@ class Augmentation:
         return {f"view_of_{what}": numbers for what in ("own", "fake", "real")}
 
     @property
-    def signals(self) -> dict[str, float]:
-        """The adaptive strength and the measure that controls it, with their initial values."""
-        return {STRENGTH: 0.0, CERTAINTY: 0.0} if self.is_adaptive else {}
-
-    @property
-    def scheduled(self) -> Mapping[str, Callable[[Clock], float]]:
-        """The strength if it follows a schedule; the largest change of an adaptive strength in a step."""
+    def signals(self) -> Mapping[str, float | Callable[[Clock], float]]:
+        """The strength; if it is adaptive, also the measure that controls it and its largest change in a step."""
         if self.is_adaptive:
-            return {STEP: lambda clock: clock.images_per_step / self.num_images}
+            return {STRENGTH: 0.0, CERTAINTY: 0.0, STEP: lambda clock: clock.images_per_step / self.num_images}
         return {STRENGTH: lambda clock: clock.anneal(0.0, self.final_strength)} if self.variable else {}
 
     def __call__(self, images: Tensor, batch: Batch, what: Literal["own", "fake", "real"]) -> Tensor:
@@ -188,8 +181,9 @@ class GenerativeSettings(AugmentationSettings):
 class DcganRecipe(GenerativeRecipe):
     """Generates images with DCGAN networks."""
 
-    other_names = GENERATIVE
-    must_match_weights = ("activation",)
+    # The first three are used in the config.ini of the dual-discriminator project, which never reads `checkpoint`.
+    other_names = {"type": "data", "nc": "channels", "checkpoint": "", **GENERATIVE}
+    weights = Weights(must_match=("activation",))
     defaults: ClassVar[SettingValues] = {
         "data": "digits",
         "size": 32,
@@ -222,8 +216,6 @@ class DcganRecipe(GenerativeRecipe):
         },
     }
     small: ClassVar[SettingValues] = {"nz": 16, "ngf": 4, "ndf": 4, "size": 32, "batch_size": "16"}
-    # Names used in the config.ini of the dual-discriminator project. The project itself never reads `checkpoint`.
-    aliases: ClassVar[Mapping[str, str]] = {"type": "data", "nc": "channels", "checkpoint": ""}
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return one image for each row of noise, with values in [-1, 1]."""

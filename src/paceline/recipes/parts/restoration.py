@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.config.resolve import Arguments
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Best, Recipe
+from paceline.contracts.recipe import Evaluation, Recipe
 from paceline.core.errors import UserError, unknown
 from paceline.core.types import SettingValues
 from paceline.models.features import Features, check_lpips, lpips_loss
@@ -72,8 +72,7 @@ class RestorationRecipe(Recipe):
 
     discriminator: nn.Module | None  # created by the subclass if the weight of the adversarial loss is not 0
 
-    evaluator = "restoration"
-    best = Best("validation/psnr", "max")
+    evaluation = Evaluation("restoration", best="validation/psnr")
     defaults: ClassVar[SettingValues] = {
         "crop": 96,
         "batch_size": "16",

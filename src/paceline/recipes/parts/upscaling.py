@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, Best, DataSpec, Phase
+from paceline.contracts.recipe import Batch, DataSpec, Phase
 from paceline.core.errors import UserError
+from paceline.images.rectangles import in_windows
 from paceline.images.resample import bicubic, bicubic_as_saved, cut_to_multiple
 from paceline.models.features import check_lpips
 from paceline.models.losses import OBJECTIVES
-from paceline.models.windows import in_windows
 from paceline.recipes.parts.other_names import SUPER_RESOLUTION
 from paceline.recipes.parts.restoration import ContentLoss, RestorationLossSettings, RestorationRecipe, check_weights
 
@@ -64,7 +64,9 @@ class UpscalingRecipe(RestorationRecipe):
         self.discriminator = None
         self.phases = (Phase("generator", "generator"),)
         if is_adversarial:
-            self.best = Best()  # sharper images have a lower PSNR, so the last checkpoint counts as best
+            self.evaluation = replace(
+                self.evaluation, best=""
+            )  # sharper images have a lower PSNR: the last one is best
 
     def _check_stage_and_scale(self, settings: UpscalingSettings, spec: DataSpec) -> None:
         """Raise UserError if the stage is `both`, which needs two runs, or if the data does not fit the scale."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import netrc
 import os
@@ -9,6 +10,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -134,6 +136,9 @@ class WandB(Logger):
         if weights:
             self._run.summary[WEIGHTS] = str(weights)
         self._run.finish(exit_code=0 if state == "finished" else 1)
+        for kept in gc.get_objects():  # W&B removes its temporary folders when Python shuts down, which a run skips
+            if type(kept) is TemporaryDirectory and Path(kept.name).name.endswith(("wandb-media", "wandb-artifacts")):
+                kept.cleanup()
 
 
 def _has_key() -> bool:

@@ -70,11 +70,15 @@ class Staging:
 
     def describe(self, files: dict[str, Path]) -> dict[str, Piece]:
         """Return the manifest entry for each file; an unchanged file is not read again."""
-        keys = {name: _key(name, file) for name, file in files.items()}
-        self._digests = {
-            keys[name]: self._digests.get(keys[name]) or checksum_of_file(file) for name, file in files.items()
-        }
-        return {name: _piece(name, self._digests[key], key[-1]) for name, key in keys.items()}
+        digests: dict[tuple[str, int, int, int], str] = {}
+        pieces: dict[str, Piece] = {}
+        for name, file in files.items():
+            found = file.stat()
+            key = (name, found.st_ino, found.st_mtime_ns, found.st_size)
+            digests[key] = digest = self._digests.get(key) or checksum_of_file(file)
+            pieces[name] = Piece(f"{OBJECTS}/{digest}" if name in CHANGING else name, digest, found.st_size)
+        self._digests = digests
+        return pieces
 
     def clear(self) -> None:
         """Remove the hidden folder."""
@@ -115,15 +119,6 @@ def _redact_file(file: Path) -> None:
     redacted.replace(file)
 
 
-def _key(name: str, file: Path) -> tuple[str, int, int, int]:
-    found = file.stat()
-    return name, found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def _piece(name: str, found: str, size: int) -> Piece:
-    return Piece(f"{OBJECTS}/{found}" if name in CHANGING else name, found, size)
-
-
 def _checkpoints(folder: Path) -> list[int]:
     return sorted(int(entry.name) for entry in (folder / CHECKPOINTS).glob("*") if NAME.fullmatch(entry.name))
 
@@ -135,11 +130,11 @@ def _link_all(source: Path, target: Path) -> None:
         before = source.stat().st_ino
         for file in source.iterdir():
             _link(file, target / file.name)
-        same = source.stat().st_ino == before  # False if the folder was replaced in the meantime
+        if source.stat().st_ino == before:  # otherwise, the folder was replaced in the meantime
+            return
     except FileNotFoundError:
-        same = False
-    if not same:
-        shutil.rmtree(target)
+        pass
+    shutil.rmtree(target)
 
 
 def _link(file: Path, target: Path) -> None:
@@ -367,7 +362,7 @@ class Mirror:
 
     def _check_complete(self, manifest: Manifest) -> None:
         """Raise OSError, which triggers a retry, if a file at the destination is missing or has the wrong size."""
-        there = self.destination.sizes(CHECKPOINTS) | self.destination.sizes(OBJECTS) | self.destination.sizes(SAMPLES)
+        there = self.destination.sizes(CHECKPOINTS, OBJECTS, SAMPLES)
         lost = [piece.object for piece in manifest.files.values() if there.get(piece.object) != piece.size]
         for one in lost:
             self._sent.pop(one, None)
@@ -384,7 +379,7 @@ class Mirror:
             self.destination.remove(name)
             del self._manifests[name]
         named = {piece.object for manifest in self._manifests.values() for piece in manifest.files.values()}
-        for one in [*self.destination.sizes(CHECKPOINTS), *self.destination.sizes(OBJECTS)]:
+        for one in self.destination.sizes(CHECKPOINTS, OBJECTS):
             if one not in named:
                 self.destination.remove(one)
                 self._sent.pop(one, None)

@@ -7,10 +7,10 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from paceline.config.files import RUN_FORMAT, check_format
 from paceline.core.errors import UserError
@@ -21,89 +21,54 @@ from paceline.runs.logger import LOGGER_RUNS
 from paceline.runs.metrics import METRICS, SAMPLES
 from paceline.runs.record import CONFIG
 
-GROUP = "paceline.mirrors"
 # On these file systems, readers can see a partly written file. So a file is renamed to its final name after writing.
 OF_FOLDERS = {"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs"}
 WRITING = ".writing"
 
 
-class Destination(Protocol):
-    """A remote folder. File names are relative to it and use slashes. Every failure raises an exception."""
+class Destination:
+    """A remote folder at a URL. File names are relative to it and use slashes. Every failure raises an exception."""
 
-    def send(self, file: Path, name: str) -> None:
-        """Upload a file atomically, replacing any existing file with the same name."""
-
-    def fetch(self, name: str, file: Path) -> None:
-        """Download a file to a new local file; raise FileNotFoundError if it does not exist."""
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Return the size of every file under a folder, by name; empty if there is no such folder."""
-
-    def remove(self, name: str) -> None:
-        """Remove a file, if it exists."""
-
-
-def open_destination(url: str, flag: str) -> Destination:
-    """Return the destination for a URL, without connecting to it; `flag` is the option that set the URL."""
-    if has_credentials(url):
-        raise UserError(
-            f"{flag} {redact(url)}: contains a credential: use an environment variable or the service's config file"
-        )
-    scheme = url.partition("://")[0] if "://" in url else ""
-    for entry in entry_points(group=GROUP):
-        if entry.name == scheme:
-            try:
-                destination: Destination = entry.load()(url)
-            except UserError:
-                raise
-            except ImportError as error:
-                raise UserError(f"{flag} {url}: {entry.value} cannot be imported: {error}") from error
-            except (Exception, SystemExit) as error:  # the plugin's code may raise any exception
-                raise UserError(f"{flag} {url}: {entry.value}: {one_line(error)}; correct the plugin") from error
-            if destination is None:
-                raise UserError(f"{flag} {url}: {entry.value} returns None; return a destination")
-            return destination
-    return FsspecDestination(*open_file_system(url, f"{flag} {url}"))
-
-
-class FsspecDestination:
-    """A folder at a URL that fsspec supports."""
-
-    def __init__(self, file_system: Any, root: str) -> None:
-        self._files, self._root = file_system, root.rstrip("/")
-        protocols = file_system.protocol
+    def __init__(self, url: str, flag: str) -> None:
+        """Open the folder without connecting to it; `flag` is the option that set the URL."""
+        if has_credentials(url):
+            raise UserError(
+                f"{flag} {redact(url)}: contains a credential: use an environment variable or the service's config file"
+            )
+        self._files, root = open_file_system(url, f"{flag} {url}")
+        self._root = root.rstrip("/")
+        protocols = self._files.protocol
         self._of_folders = bool(OF_FOLDERS & set([protocols] if isinstance(protocols, str) else protocols))
 
     def send(self, file: Path, name: str) -> None:
-        place = self._place(name)
+        """Upload a file atomically, replacing any existing file with the same name."""
+        target = f"{self._root}/{name}"
         if not self._of_folders:
-            self._files.put_file(str(file), place)
+            self._files.put_file(str(file), target)
             return
-        self._files.makedirs(place.rpartition("/")[0], exist_ok=True)
-        self._files.put_file(str(file), place + WRITING)
-        self._files.mv(place + WRITING, place)
+        self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
+        self._files.put_file(str(file), target + WRITING)
+        self._files.mv(target + WRITING, target)
 
     def fetch(self, name: str, file: Path) -> None:
-        self._files.get_file(self._place(name), str(file))
+        """Download a file to a new local file; raise FileNotFoundError if it does not exist."""
+        self._files.get_file(f"{self._root}/{name}", str(file))
 
-    def sizes(self, folder: str) -> dict[str, int]:
+    def sizes(self, *folders: str) -> dict[str, int]:
+        """Return the size of every file under some folders, by name; a missing folder contains no files."""
         self._files.invalidate_cache()
-        try:
-            found = self._files.find(self._place(folder), detail=True)
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        start = len(self._root) + 1
-        files = {place: details for place, details in found.items() if details.get("type", "file") == "file"}
-        return {place[start:]: int(details["size"] or 0) for place, details in files.items()}
+        sizes: dict[str, int] = {}
+        for folder in folders:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                for path, details in self._files.find(f"{self._root}/{folder}", detail=True).items():
+                    if details.get("type", "file") == "file":
+                        sizes[path[len(self._root) + 1 :]] = int(details["size"] or 0)
+        return sizes
 
     def remove(self, name: str) -> None:
-        try:
-            self._files.rm_file(self._place(name))
-        except FileNotFoundError:
-            return
-
-    def _place(self, name: str) -> str:
-        return f"{self._root}/{name}"
+        """Remove a file, if it exists."""
+        with suppress(FileNotFoundError):
+            self._files.rm_file(f"{self._root}/{name}")
 
 
 MANIFESTS = "mirror"
@@ -229,17 +194,15 @@ def restore(
     return None
 
 
-def fetch_config(destination: Destination, folder: Path, report: Callable[[str], None]) -> None:
+def fetch_config(destination: Destination, folder: Path) -> None:
     """Download the config.toml of the newest snapshot that has an intact one; do nothing if there is none."""
     for name in list_manifests(destination):
-        try:
+        with suppress(ValueError, FileNotFoundError):
             manifest = read_manifest(destination, name)
             files = {name: piece for name, piece in manifest.files.items() if name == CONFIG}
-            _fetch_all(destination, replace(manifest, files=files), folder, report, lambda: None)
-        except (ValueError, FileNotFoundError):
-            continue
-        if files:
-            return
+            _fetch_all(destination, replace(manifest, files=files), folder, lambda line: None, lambda: None)
+            if files:
+                return
 
 
 def _fetch_all(
@@ -249,7 +212,7 @@ def _fetch_all(
     report: Callable[[str], None],
     beat: Callable[[], None],
 ) -> None:
-    there = destination.sizes(CHECKPOINTS) | destination.sizes(OBJECTS) | destination.sizes(SAMPLES)
+    there = destination.sizes(CHECKPOINTS, OBJECTS, SAMPLES)
     for name, piece in manifest.files.items():
         beat()
         file = restored / name

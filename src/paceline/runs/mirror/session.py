@@ -17,7 +17,7 @@ from paceline.data.fingerprint import without_sizes
 from paceline.runs.checkpoint import is_whole
 from paceline.runs.folder import RunFolder
 from paceline.runs.mirror.mirror import Mirror, Staging
-from paceline.runs.mirror.published import fetch_config, open_destination, restore
+from paceline.runs.mirror.published import Destination, fetch_config, restore
 from paceline.runs.record import RunRecord, read_record
 
 
@@ -25,9 +25,9 @@ def published_record(url: str) -> RunRecord | None:
     """Return the settings of the run at `--resume-from`, before it is restored; None if they cannot be read."""
     try:
         with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-            destination = open_destination(url, "--resume-from")
+            destination = Destination(url, "--resume-from")
             activity(f"reading the settings of the run at {url}")
-            fetch_config(destination, Path(folder), lambda line: None)
+            fetch_config(destination, Path(folder))
             return read_record(Path(folder))
     except Exception:  # `Mirroring.prepare` reads the same files later and reports the error
         return None
@@ -56,14 +56,14 @@ class Mirroring:
             self.folder.check_settings(self.config, data)
         if self.settings.mirror:
             url = self.settings.mirror
-            destination = open_destination(url, "--mirror")
+            destination = Destination(url, "--mirror")
             run = identity(self.config, without_sizes(data))
             self._mirror = Mirror(self.folder.path, destination, url, run, self.settings.mirror_every)
             self._mirror.check()
 
     def _restore(self) -> None:
         url, checkpoints = self.settings.resume_from, self.folder.checkpoints
-        source = open_destination(url, "--resume-from")
+        source = Destination(url, "--resume-from")
         here = next((images for images in reversed(checkpoints.all()) if is_whole(checkpoints.path(images))), 0)
         try:
             found = restore(source, self.folder.path, here, print_line, beat)

@@ -1,6 +1,6 @@
 """Measure how quickly the board opens, and its memory, with many runs and with one very long run.
 
-    python benchmarks/board_size.py --repeats 3
+    python benchmarks/board_speed.py --repeats 3
 
 Writes 200 runs with 2,000 lines each, and one run with 1,000,000 lines, and opens each folder in headless Chromium with
 a new server. Prints the median, lowest and highest value of: the time until the page lists every run; the time until a
@@ -21,8 +21,9 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "board"))
-from board import write_runs
 from browser import Browser, find_chromium
 from serving import Served, serve
 
@@ -33,6 +34,28 @@ SHOWN = """[...document.querySelectorAll('#wall .card[data-values]')].some((card
 COMPLETE = """[...document.querySelectorAll('#wall .card[data-values]')].some((card) =>
     Number(card.dataset.values) == %d) && performance.now()"""
 NUM_POLLS = 5
+
+
+def write_runs(root: Path, num_runs: int, num_points: int) -> None:
+    """Write run folders whose metrics form plausible curves."""
+    random = np.random.default_rng(0)
+    steps = np.arange(1, num_points + 1)
+    for number in range(num_runs):
+        folder = root / f"run-{number:03}"
+        folder.mkdir()
+        rate = random.uniform(2, 8)
+        loss = 2.3 * np.exp(-rate * steps / num_points) + 0.1 + 0.05 * random.standard_normal(num_points)
+        second = 0.7 + 0.1 * np.cumsum(random.standard_normal(num_points)) / np.sqrt(num_points)
+        speed = 9000 + 300 * random.standard_normal(num_points)
+        with (folder / "metrics.jsonl").open("w") as file:
+            file.writelines(
+                f'{{"images": {128 * step}, "seconds": {step / 70:.3f}, "time": {1.7e9 + step / 70:.3f}, '
+                f'"generator/adversarial": {a}, "spread/generator/adversarial": {abs(a) / 20}, '
+                f'"discriminator/real": {b}, "time/images_per_second": {c:.1f}, "time/step_seconds": 0.014, '
+                f'"lr/generator": 0.0002}}\n'
+                for step, a, b, c in zip(steps.tolist(), loss.tolist(), second.tolist(), speed.tolist(), strict=True)
+            )
+        (folder / "config.toml").write_text(f'recipe = "dcgan"\nseed = {number}\n')
 
 
 def measure(root: Path, num_runs: int, num_lines: int) -> dict[str, float]:
@@ -88,7 +111,7 @@ def main() -> None:
     arguments.add_argument("--json", help="also write the results to this file")
     options = arguments.parse_args()
     if not find_chromium():
-        sys.exit("benchmarks/board_size.py needs Chromium")
+        sys.exit("benchmarks/board_speed.py needs Chromium")
     results: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory(prefix="paceline-board-") as temporary:
         print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, n = {options.repeats}", flush=True)
