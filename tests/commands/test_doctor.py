@@ -66,8 +66,8 @@ def test_what_this_machine_lacks_is_listed_with_the_reason_or_the_install_comman
     missing = "package no_such_package.inside is not installed: pip install 'paceline[lightning]'"
     assert found["lightning"][0] == "no" and missing in found["lightning"][1]
     for name, strategy in ((name, load_class("strategy", name, Strategy)) for name in found.keys() - {"lightning"}):
-        reason = strategy.why_not("cpu")
-        assert found[name][0] == ("no" if reason else "yes") and reason in found[name][1]
+        obstacle = strategy.why_not("cpu")
+        assert found[name][0] == ("no" if obstacle else "yes") and obstacle in found[name][1]
     assert found.keys() == set(names("strategy"))
 
 

@@ -64,6 +64,7 @@ def test_files_in_the_current_folder_do_not_replace_modules_in_the_processes_of_
 
 PREDICT = 'return {"logits": self.classifier(batch["image"])}'
 PREVIEW = "    def preview(self, batch):\n        return batch['image']\n\n    def predict("
+EVALUATION = 'Evaluation("accuracy", best="validation/top1", mode="max")'
 MISTAKES_IN_RECIPE = [
     ("return Loss(", "return dict(", "phase 'classifier': the loss is a dict: return paceline.Loss("),
     ("label_smoothing=self", "reduction='none', label_smoothing=self", "has the shape [64]: return its mean over"),
@@ -72,11 +73,7 @@ MISTAKES_IN_RECIPE = [
     ("@dataclass(frozen=True)\n", "", "recipe './mine.py': its Settings must be a frozen @dataclass; decorate"),
     ("(logits, batch", "(logits, bach", "mine.py:67: NameError: name 'bach' is not defined; correct it"),
     ("classifier_loss(self, batch", "classifier_loss(self, a, batch", "classifier_loss(self, batch): has different"),
-    (
-        'Evaluation("accuracy", best="validation/top1", mode="max")',
-        '"accuracy"',
-        "evaluation = accuracy: expected Evaluation(…); correct",
-    ),
+    (EVALUATION, '"accuracy"', "evaluation = accuracy: expected Evaluation(…); correct"),
     ('(Phase("classifier", network="classifier"),)', '("classifier",)', "phases = ('classifier',): expected only"),
     ('ema = ("classifier",)', 'ema = "classifier"', "ema = classifier: expected a tuple; correct the declaration"),
     ('batch["label"], l', 'batch["labels"], l', "mine.py:67: KeyError: 'labels'; correct it"),
@@ -97,7 +94,7 @@ MISTAKES_IN_SAMPLES = [
     (PIXELS, ".astype(np.uint8)", "'image' is a uint8 array of shape [16, 16]: return a"),
     ("label.astype(np.int64)", "label.astype(np.float32)", "'label' is a float32 array of shape []: return"),
     ("channels=1", "channels=3", "return a uint8 array of shape [height, width, 3]"),
-    (PIXELS, ".astype(np.uint8)[:, None]", "shape [1, 16, 16]: return a uint8 array of shape [height, width, 1]"),
+    (PIXELS, ".astype(np.uint8)[:, None]", "of shape [1, 16, 16]: return a uint8 array of shape [height, width, 1]"),
     ("label.astype(np.int64)", "(label + 1).astype(np.int64)", "a label is 2, but spec.num_classes is 2"),
 ]
 

@@ -75,7 +75,7 @@ def test_a_json_file_that_cannot_be_created_is_reported_before_any_training(tmp_
 
 
 def test_a_strategy_that_is_not_installed_is_reported_before_any_training(monkeypatch):
-    monkeypatch.setattr(verify_command, "is_installed", lambda package: package != "lightning")
+    monkeypatch.setattr("paceline.parallel.strategy.is_installed", lambda package: package != "lightning")
     config = configure("classification", {"data": "digits", "accelerator": "cpu"})
     with pytest.raises(
         UserError, match=r"--strategies single,ddp,lightning: .*paceline\[lightning\].* leave lightning"
