@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from importlib.metadata import Distribution
@@ -358,13 +359,10 @@ def test_a_user_file_without_a_plugin_class_is_rejected_before_a_run_is_created(
 
 
 def test_a_run_that_waits_for_a_mirror_that_does_not_answer_ends_after_the_timeout(tiny: str, tmp_path: Path) -> None:
-    (tmp_path / "site").mkdir()
-    silent = "class Silent:\n    def __init__(self, url): ...\n    def sizes(self, folder): time.sleep(3600)\n"
-    make_package(
-        tmp_path / "site", "silent", {"mirrors": {"silent": "silent:Silent"}}, silent=f"import time\n\n\n{silent}"
-    )
-    words = ("train", tiny, "--resume-from", "silent://x", "--timeout", "2", "--out", "run")
-    running = start_with(tmp_path / "site", tmp_path, *words)
-    assert running.wait() == 2
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/x"
+        words = ("train", tiny, "--resume-from", url, "--timeout", "2", "--out", "run")
+        running = start_with(tmp_path, tmp_path, *words)
+        assert running.wait() == 2
     (line,) = [line for line in running.stderr.splitlines() if line.startswith("paceline: ")]
     assert "no progress for " in line and "Traceback" not in running.stderr

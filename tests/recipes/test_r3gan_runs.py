@@ -154,7 +154,7 @@ def test_the_nearest_training_images_are_shown_next_to_each_image() -> None:
         (["--truncation", "-1", "--count", "1", "--to", "none"], "--truncation -1: must be at least 0 and at most 2"),
         (["--nearest", "--interpolate"], "cannot be combined"),
         (["--nearest", "--grid", "2x1"], "--nearest needs at least 2 columns"),
-        (["--animate", "--class", "3"], "leave --class out"),
+        (["--animate", "--class", "3"], "cannot be combined with --animate"),
     ],
 )
 def test_invalid_options_are_reported(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

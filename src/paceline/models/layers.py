@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from paceline.core.gpu import run_concurrently
 
 Norm = Literal["batch", "instance", "none"]
 
@@ -129,3 +133,8 @@ def initialise_leaky(network: nn.Module, slope: float) -> None:
             nn.init.kaiming_normal_(module.weight, a=slope)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+
+
+def apply_concurrently(networks: Sequence[Callable[[Tensor], Tensor]], images: Tensor) -> list[Tensor]:
+    """Return each network's output for the same images, computed concurrently on a GPU."""
+    return run_concurrently([partial(network, images) for network in networks], images.device)

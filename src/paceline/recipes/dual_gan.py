@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
@@ -19,8 +18,8 @@ from torch import Tensor
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
 from paceline.core.errors import UserError
-from paceline.core.gpu import run_concurrently
 from paceline.models.dcgan import Discriminator
+from paceline.models.layers import apply_concurrently
 from paceline.models.losses import OBJECTIVES, Objective, d2gan, score_range
 from paceline.recipes.parts.generation import R1_EVERY, DcganRecipe, GenerativeSettings, make_discriminator
 
@@ -94,11 +93,8 @@ class DualGan(DcganRecipe):
         """New fakes should score as real with the discriminator that `against` selects."""
         fake = self.generator(batch["noise"])
         # Run both discriminators: to skip one, the host would have to wait for the choice on the device.
-        images = self.augment(fake, batch, "own")
-        discriminators = [
-            partial(discriminator, images) for discriminator in (self.discriminator_1, self.discriminator_2)
-        ]
-        logits_1, logits_2 = run_concurrently(discriminators, images.device)
+        discriminators = (self.discriminator_1, self.discriminator_2)
+        logits_1, logits_2 = apply_concurrently(discriminators, self.augment(fake, batch, "own"))
         losses = self._choose(self.objectives[0].generator(logits_1), self.objectives[1].generator(logits_2), batch)
         first, second = self.objectives
         signals = {"fake_score_1": first.score(logits_1), "fake_score_2": second.score(logits_2)}
