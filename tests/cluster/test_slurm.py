@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -78,8 +79,28 @@ def test_a_cancelled_job_saves_a_checkpoint_and_is_not_requeued(slurm: None, tmp
     assert not ask("squeue", "-h")
 
 
-@pytest.mark.parametrize("flags", [("--partition", "mian"), ("--nodes", "3"), ("--gpus-per-node", "4")])
-def test_unavailable_resources_are_rejected(slurm: None, tmp_path: Path, flags: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--partition", "mian"), "unknown partition 'mian'; did you mean 'main'?"),
+        (("--nodes", "3"), "--nodes 3: the maximum for this cluster is 2"),
+        (("--gpus-per-node", "4"), "--gpus-per-node 4: SLURM lists at most 0 per host"),
+    ],
+)
+def test_unavailable_resources_are_rejected_before_submitting(
+    slurm: None, tmp_path: Path, flags: tuple[str, ...], complaint: str
+) -> None:
     running = launch(tmp_path, "run", "--submit", *flags)
-    assert running.wait() == 2 and running.stderr.startswith("paceline: sbatch --parsable: ")
-    assert len(running.stderr.splitlines()) == 1 and not ask("squeue", "-h")
+    assert running.wait() == 2 and complaint in running.stderr
+    assert not (tmp_path / "run").exists() and not ask("squeue", "-h")
+
+
+def test_too_few_ports_for_srun_are_reported(slurm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "scontrol").write_text("#!/bin/sh\necho 'SrunPortRange           = 60001-60003'\n")
+    (tools / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    running = launch(tmp_path, "run", "--submit")
+    assert running.wait() == 2
+    assert "srun needs 5 ports, but SLURM's SrunPortRange 60001-60003 has only 3" in running.stderr

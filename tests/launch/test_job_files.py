@@ -133,7 +133,7 @@ def test_a_job_with_no_requeue_is_not_requeued(here: Path) -> None:
         (("--strategy", "single"), "--strategy single: runs in a single process; use ddp, fsdp or lightning"),
         (("--out", "a\nb"), "line breaks"),
         (("--data-root", "https://me:secret@host/"), "a credential"),
-        (("--submit",), "sbatch: SLURM is not installed on this machine"),
+        (("--submit",), "sinfo: SLURM is not installed on this machine"),
     ],
 )
 def test_invalid_options_are_rejected_in_one_line(
@@ -150,16 +150,18 @@ def test_invalid_options_are_rejected_in_one_line(
     assert not (here / "runs").exists()
 
 
-def test_a_submitted_job_is_named_and_what_slurm_rejects_is_printed_in_one_line(
+def test_a_job_may_list_several_partitions_and_needs_enough_hosts_in_one_of_them(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sbatch = here / "tools" / "sbatch"
-    for text in ("echo 7", "echo 'invalid partition' >&2; exit 1"):
-        sbatch.write_text(f"#!/bin/sh\n{text}\n")
-        sbatch.chmod(0o755)
-        assert slurm("--out", "run", "--submit", "--partition", "main,side") == (0 if "7" in text else 2)
-    printed = capsys.readouterr()
-    assert "as job 7" in printed.out and printed.err == "paceline: sbatch --parsable: invalid partition\n"
+    for name, text in {"sinfo": "echo 'main|2|(null)|up'; echo 'side|2|(null)|up'", "sbatch": "echo 7"}.items():
+        (here / "tools" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (here / "tools" / name).chmod(0o755)
+    assert slurm("--out", "run", "--submit", "--partition", "main,side") == 0
+    assert "as job 7" in capsys.readouterr().out
+    assert slurm("--out", "run", "--submit", "--partition", "main,sdie") == 2
+    assert "unknown partition 'sdie'; did you mean 'side'?" in capsys.readouterr().err
+    assert slurm("--out", "run", "--submit", "--partition", "main,side", "--nodes", "3") == 2
+    assert "--nodes 3: the maximum for main,side is 2" in capsys.readouterr().err
 
 
 def test_launch_torchrun_prints_the_command_for_each_host(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

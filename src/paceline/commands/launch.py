@@ -19,7 +19,7 @@ from paceline.core.text import print_line
 from paceline.core.types import SettingValue
 from paceline.launch.command import TrainCommand, check_words, plain_name, quoted, settings_in
 from paceline.launch.kubernetes import KubernetesOptions, plain_job, to_yaml, train_job
-from paceline.launch.slurm import SUBMIT, SlurmOptions, check_installed, follow, job_script, submit_job, write_job
+from paceline.launch.slurm import SlurmOptions, check_cluster, follow, job_script, submit_job, write_job
 from paceline.parallel.strategy import Strategy, strategy_class
 from paceline.parallel.world import gpu_ids
 
@@ -63,7 +63,7 @@ def launch_slurm(config: Config, command: TrainCommand, options: SlurmOptions, *
     run = Path(config.run.out or default_folder(config))
     script = job_script(command, options, run)
     if submit or wait:
-        check_installed(SUBMIT)
+        check_cluster(command, options)
     file = write_job(script, run)
     if not (submit or wait):
         print_line(f"wrote {file}; submit it with --submit, or: {quoted(['sbatch', str(file)])}")

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, unknown
 from paceline.core.files import replacing
 from paceline.launch.child import path_flags
 from paceline.launch.command import TrainCommand, check_words, plain_name, quoted
@@ -21,7 +21,6 @@ from paceline.training.stop import RESUME_LATER
 
 FOLDER = "launch"  # subfolder of the run folder that holds the job script and its logs
 JOB_FILE = "slurm.sh"
-SUBMIT = "sbatch"  # SLURM's command
 WARNING_SECONDS = 120  # SLURM signals a job to save this long before its time limit
 POLL_SECONDS = 1.0
 TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited", re.IGNORECASE)
@@ -136,9 +135,45 @@ def write_job(script: str, run: Path) -> Path:
     return file
 
 
+def check_cluster(command: TrainCommand, options: SlurmOptions) -> None:
+    """Raise UserError if the cluster lacks the partition, hosts, GPUs or ports that the job needs."""
+    rows = [line.split("|") for line in _query("sinfo", "-h", "-o", "%R|%D|%G|%a").splitlines()]
+    names, wanted = sorted({row[0] for row in rows}), options.partition.split(",") if options.partition else []
+    for partition in wanted:
+        if partition not in names:
+            raise UserError(f"--partition: {unknown('partition', partition, names)}")
+    mine = [row for row in rows if not wanted or row[0] in wanted]
+    # A job runs in one of the partitions.
+    hosts = max((sum(int(row[1]) for row in mine if row[0] == name) for name in wanted or names), default=0)
+    if command.nodes > hosts:
+        raise UserError(f"--nodes {command.nodes}: the maximum for {options.partition or 'this cluster'} is {hosts}")
+    gpus = max((_gpus(row[2]) for row in mine), default=0)
+    if options.gpus_per_node > gpus:
+        raise UserError(f"--gpus-per-node {options.gpus_per_node}: SLURM lists at most {gpus} per host")
+    _check_ports(command.nodes)
+
+
+def _gpus(resources: str) -> int:
+    """Return the number of GPUs in a SLURM resource list like `gpu:a100:4(S:0-1),shard:8`."""
+    counts = re.findall(r"(?:^|,)gpu(?::[^,:(]+)?:(\d+)", resources)
+    return sum(map(int, counts))
+
+
+def _check_ports(nodes: int) -> None:
+    """Raise UserError if srun has too few ports, since srun would wait for a port without printing anything."""
+    found = re.search(r"^SrunPortRange\s*=\s*(\d+)-(\d+)", _query("scontrol", "show", "config"), re.MULTILINE)
+    first, last = map(int, found.groups()) if found else (0, 0)
+    needed = 3 + 2 * (-(-nodes // 48))  # srun listens on three ports, plus two for every 48 hosts
+    if last and last - first + 1 < needed:
+        raise UserError(
+            f"--nodes {nodes}: srun needs {needed} ports, but SLURM's SrunPortRange {first}-{last} has only "
+            f"{last - first + 1}; ask the cluster's administrators for more"
+        )
+
+
 def submit_job(file: Path) -> int:
-    """Submit the job script and return the job ID; SLURM rejects partitions, hosts and GPUs that do not exist."""
-    answer = _query(SUBMIT, "--parsable", str(file))
+    """Submit the job script and return the job ID."""
+    answer = _query("sbatch", "--parsable", str(file))
     return int(answer.split(";")[0])
 
 
@@ -176,17 +211,12 @@ def _state(job: int) -> tuple[str, int]:
     return (found[1] if found else "UNKNOWN"), number or 1
 
 
-def check_installed(command: str) -> None:
-    """Raise UserError if this machine does not have a SLURM command."""
-    if not shutil.which(command):
-        raise UserError(
-            f"{command}: SLURM is not installed on this machine; run this on a login node, or leave out --submit"
-        )
-
-
 def _query(*words: str) -> str:
     """Return the output of a SLURM command."""
-    check_installed(words[0])
+    if not shutil.which(words[0]):
+        raise UserError(
+            f"{words[0]}: SLURM is not installed on this machine; run this on a login node, or leave out --submit"
+        )
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired:
