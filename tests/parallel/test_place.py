@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 
 from paceline.core.errors import UserError
-from paceline.parallel.place import Place, meeting_point, place_from, slurm_rendezvous
+from paceline.parallel.place import Place, meeting_point, place_from, serve_store, slurm_rendezvous
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}
 SRUN = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}
@@ -100,3 +103,13 @@ def test_processes_meet_at_the_address_that_is_set_or_at_the_first_host_of_a_slu
     slurm = {"SLURM_NODELIST": "localhost", "SLURM_JOB_ID": "1"}
     assert meeting_point(slurm | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}) == ("127.0.0.1", 29500)
     assert meeting_point(slurm) == ("localhost", 10_000 + 7919)
+
+
+def test_an_interrupt_while_a_store_starts_is_not_replaced_by_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, master_listen_fd: int, **__: object) -> None:
+        os.close(master_listen_fd)  # torch has taken the socket, and closes it when its constructor ends
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dist, "TCPStore", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        serve_store("127.0.0.1", 0, timedelta(seconds=5))

@@ -131,9 +131,8 @@ def serve_store(host: str, port: int, timeout: timedelta, *, on_all: bool = Fals
             timeout=timeout,
             wait_for_workers=False,
             multi_tenant=True,
-            master_listen_fd=listener.fileno(),
+            master_listen_fd=listener.detach(),  # the store owns the socket, and closes it even if it cannot start
         )
-        listener.detach()  # the store now owns the socket and closes it
     return store
 
 
