@@ -368,6 +368,11 @@ def test_a_network_interface_that_does_not_exist_is_reported_in_one_line(tmp_pat
     assert_one_line(rejected, "GLOO_SOCKET_IFNAME=nope0: no such network interface; choose from: lo")
 
 
+def test_nccl_on_a_cpu_is_reported_in_one_line(tmp_path: Path) -> None:
+    command = ("train", TINY, "--strategy", "ddp", "--accelerator", "cpu", "--backend", "nccl", "--out", "run")
+    assert_one_line(run_fork(tmp_path, *command), "--backend nccl: needs GPUs, and this run uses the CPU")
+
+
 def test_processes_started_by_another_launcher_print_their_user_errors(tmp_path: Path) -> None:
     for flags, expected in (
         (("--strategy", "single"), "--strategy single: needs 1 process, but 2 were started; use ddp or lightning"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +80,22 @@ def test_a_user_error_without_a_launcher_is_printed_and_exits_with_code_2(
     assert worker.main() == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("--data ") and line.endswith("give another")
+
+
+def test_an_interrupt_while_a_failed_worker_waits_for_the_reason_prints_no_traceback(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from paceline.config.files import to_toml
+    from paceline.launch import worker
+
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(config.with_run(devices=1).values(), {}))
+    monkeypatch.setattr("sys.argv", ["worker", "task_functions", "nothing", "[[], {}]", TINY, str(file)])
+    monkeypatch.setattr(worker, "user_error_was_reported", lambda: signal.raise_signal(signal.SIGINT))
+    if (process := os.fork()) == 0:
+        try:
+            worker.main()
+        finally:
+            os._exit(99)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == worker.INTERRUPTED
+    assert "Traceback" not in capfd.readouterr().err

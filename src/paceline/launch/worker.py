@@ -34,13 +34,17 @@ def main() -> int:
     print_any_text()
     show_activities_of_worker()
     register_worker()
-    module, function, arguments, recipe, path = sys.argv[1:]
-    task = Task(module, function, arguments)
     try:
-        return task.run(resolve_config(recipe, [("config", read_file(path))]))
+        return _run_task(*sys.argv[1:])
     except KeyboardInterrupt:  # another worker may wait for this one in C code: after a failure, the launcher ends it
         report_stop(INTERRUPTED)
         _exit(INTERRUPTED)
+
+
+def _run_task(module: str, function: str, arguments: str, recipe: str, path: str) -> int:
+    """Run a task and report its failure; return the exit code."""
+    try:
+        return Task(module, function, arguments).run(resolve_config(recipe, [("config", read_file(path))]))
     except SystemExit as early:  # the recipe has called sys.exit: the launcher must notice that the task did not end
         traceback.print_exc()
         _exit(early.code if isinstance(early.code, int) else int(early.code is not None))

@@ -194,6 +194,8 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
     backend = settings.backend
     if backend == "auto":
         backend = "nccl" if cuda and not _share_a_gpu(settings) else "gloo"
+    if backend == "nccl" and not cuda:
+        raise UserError("--backend nccl: needs GPUs, and this run uses the CPU; use --backend gloo")
     if place.size == 1 and "MASTER_ADDR" not in os.environ:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     else:
