@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import time
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from running import Running, has_ended, start_function_in_ranks, wait_until, wor
 
 from paceline.cli import start
 from paceline.cli.start import main
+from paceline.core.files import replacing
 
 SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "stopped by SIGTERM", signal.SIGUSR1: "stopped by SIGUSR1"}
 
@@ -98,3 +100,18 @@ def test_a_forked_process_of_a_command_ends_at_once_on_sigterm(tmp_path: Path) -
     (running,) = start_function_in_ranks(tmp_path, 1, wait_in_a_child)
     assert running.wait() == signal.SIGTERM
     assert not running.stderr
+
+
+def import_a_module_that_is_stopped() -> None:
+    """Receive SIGTERM while a module is imported, with an unfinished file."""
+    start.handle_interrupts()
+    Path("stopped_module.py").write_text("import os, signal\n\nos.kill(os.getpid(), signal.SIGTERM)\n")
+    sys.path.insert(0, os.getcwd())
+    with replacing(Path("result")):
+        import_module("stopped_module")
+
+
+def test_a_command_that_is_stopped_while_it_imports_a_module_removes_its_unfinished_files(tmp_path: Path) -> None:
+    (running,) = start_function_in_ranks(tmp_path, 1, import_a_module_that_is_stopped)
+    assert running.wait() == 143
+    assert not (tmp_path / "result").exists() and not list(tmp_path.glob(".*.writing"))

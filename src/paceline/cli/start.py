@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from contextlib import suppress
 from functools import partial
 from types import FrameType
+from typing import NoReturn
 
 from paceline.core.output import open_streams
 
@@ -84,7 +86,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         is_module = frame.f_code.co_name == "<module>"
         if is_module and frame.f_globals.get("__name__") != "__main__":
             print_interrupted()
-            os._exit(exit_code())
+            _exit_now(exit_code())
         frame = frame.f_back
     raise KeyboardInterrupt
 
@@ -94,7 +96,15 @@ def _end_if_stuck(reader: int) -> None:
     while numbers := os.read(reader, 1):
         if numbers[0] in STOPS and signal.getsignal(numbers[0]) is _interrupt:
             time.sleep(PATIENCE_SECONDS)
-            os._exit(128 + numbers[0])
+            _exit_now(128 + numbers[0])
+
+
+def _exit_now(code: int) -> NoReturn:
+    """Exit without unwinding the stack, but remove temporary files."""
+    if files := sys.modules.get("paceline.core.files"):  # the module that creates them
+        with suppress(AttributeError):  # it is being imported
+            files.remove_unfinished()
+    os._exit(code)
 
 
 def _handle_as_before(stops: list[signal.Signals]) -> None:

@@ -26,6 +26,9 @@ WRITING = ".writing"  # suffix of temporary files
 SAFETENSORS = ".safetensors"  # suffix of files with tensors, such as weights
 
 
+_unfinished: set[Path] = set()
+
+
 @contextmanager
 def replacing(target: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield an empty temporary file, which replaces `target` if the block ends without an error.
@@ -33,9 +36,9 @@ def replacing(target: Path, *, durable: bool = True) -> Iterator[Path]:
     If `durable` is true, the new content survives a power failure. Otherwise, it only survives a crash of the process.
     """
     temporary = target.with_name(f".{secrets.token_hex(8)}{WRITING}")
-    created = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    _unfinished.add(temporary)
     try:
-        os.close(created)
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
         yield temporary
         if durable:
             sync(temporary)
@@ -44,6 +47,14 @@ def replacing(target: Path, *, durable: bool = True) -> Iterator[Path]:
             sync(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
+        _unfinished.discard(temporary)
+
+
+def remove_unfinished() -> None:
+    """Remove the temporary files of this process, which is about to exit without unwinding its stack."""
+    for temporary in list(_unfinished):
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def write_file(target: Path, content: bytes | str, *, durable: bool = True) -> None:
