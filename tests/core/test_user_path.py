@@ -69,11 +69,20 @@ def test_a_tilde_stands_for_the_home_folder_unless_a_file_has_this_name(
     assert user_path("~backup.png") == Path("~backup.png")
 
 
-@pytest.mark.parametrize("path", ["a\0b", "a/" * 5000, "looping/x"])
-def test_text_that_is_no_path_is_a_user_error(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        ("a\0b", "use a different path"),
+        ("a/" * 5000, "use a shorter one"),
+        ("looping/x", "check what is at this path"),
+    ],
+)
+def test_text_that_is_no_path_is_a_user_error(
+    path: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "looping").symlink_to("looping")
-    with pytest.raises(UserError, match=r"use a (different path|shorter one)|check what is at this path"):
+    with pytest.raises(UserError, match=remedy):
         user_path(path)
 
 

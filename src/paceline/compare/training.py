@@ -69,7 +69,7 @@ class Places:
         self._taken: list[Place] = []
 
     def take(self, config: Config) -> Place | None:
-        """Return a free place for a run, or None if the run has to wait."""
+        """Return GPUs or CPU cores that are free for a run, or None if the run has to wait."""
         if len(self._taken) >= self._jobs:
             return None
         place = self._free_gpus(config) if uses_cuda(config.run) else self._free_cores(config.run.devices)

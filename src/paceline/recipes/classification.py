@@ -120,7 +120,7 @@ class Classification(Recipe):
         return {"logits": self.classifier(self.normalise(batch["image"]))}
 
     def pretrained_weights(self, tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
-        """Return the weights in a file from timm, or from a user of timm, or those that timm published."""
+        """Return the weights of a timm network: those in a file or, without a file, the published ones."""
         return self.selected.pretrained_weights(tensors) if self.selected else {}
 
 
