@@ -30,7 +30,7 @@ MODULES = [  # imported before forking
     "paceline.evaluation.evaluators.restoration",
     "paceline.launch.torchrun",
     "paceline.launch.worker",
-    "paceline.parallel.lightning_module",
+    "lightning.pytorch",
     "paceline.parallel.strategies.ddp",
     "paceline.parallel.strategies.lightning",
     "paceline.parallel.strategies.single",

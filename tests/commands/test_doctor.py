@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.benchmarking import loader_throughput
+from paceline.benchmarking import self_test as loader_throughput
 from paceline.benchmarking.self_test import ReplayCheck, check_replay
 from paceline.cli.app import run
 from paceline.commands.configure import configure
@@ -19,13 +19,13 @@ from paceline.core.registry import load_class, names
 from paceline.data import whole_source
 from paceline.data.feed import StepData
 from paceline.data.loader import Loader
-from paceline.parallel.place import Place
+from paceline.parallel.group import Place
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.world import World
 from paceline.runs import provenance
 from paceline.runs.provenance import SELF_TEST, cache_file, graph_obstacle
 from paceline.training.graph import RunStep, eager_steps
-from paceline.training.loss_log import Entry
+from paceline.training.log import Entry
 from paceline.training.step import Step
 
 TWO_GPUS = {"host": "here", "gpus": "2 × Some GPU", "driver": "1.0", "torch": "2.15.0"}

@@ -12,21 +12,22 @@ import pytest
 import torch
 from running import run_fork, start_fork
 
-from paceline.benchmarking.scaling_forecast import (
+from paceline.benchmarking.scaling import (
     Checked,
     Link,
     LinkOverride,
     Measurement,
     max_useful_devices,
+    one_device,
+    one_of_several,
     parse_bandwidth,
     predict,
 )
-from paceline.benchmarking.scaling_probe import one_device, one_of_several
 from paceline.commands.configure import configure
 from paceline.core.errors import UserError
 from paceline.core.files import read_json, write_json
 from paceline.parallel.batchnorm import SynchronizedBatchNorm
-from paceline.parallel.place import Place
+from paceline.parallel.group import Place
 from paceline.parallel.torch_internals import AnyBatchNorm
 from paceline.parallel.world import World
 

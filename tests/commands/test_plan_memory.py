@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from running import run_fork
 
-from paceline.benchmarking.scaling_forecast import parse_amount
+from paceline.benchmarking.scaling import parse_amount
 from paceline.commands.plan import UNITS
 from paceline.core.errors import UserError
 

@@ -24,7 +24,7 @@ from paceline.data.source import ArraySource, Source
 from paceline.data.sources.digits import Digits
 from paceline.data.stream import in_order
 from paceline.data.whole_source import SHARES
-from paceline.parallel.place import Place
+from paceline.parallel.group import Place
 from paceline.parallel.world import World
 from paceline.training.build import assemble
 

@@ -15,7 +15,7 @@ from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
 from paceline.inference.runner import TileRunner
-from paceline.inference.trained import build, open_image_model
+from paceline.inference.trained import TrainedModel, build, open_image_model
 from paceline.runs.weights import write_weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -99,3 +99,16 @@ def test_a_compiled_network_gives_close_results(weights: Path, tmp_path: Path) -
         assert run(["apply", model, str(tmp_path / "a.png"), "--out", str(tmp_path / out), *flags]) == 0
     one, other = (np.asarray(Image.open(tmp_path / out / "a.png")).astype(int) for out in ("eager", "compiled"))
     assert np.abs(one - other).max() <= 1
+
+
+def test_the_halo_measured_on_the_gpu_equals_that_on_the_cpu() -> None:
+    pytest.importorskip("spandrel")
+    sizes = {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 2], "window_size": 8, "mlp_ratio": 2.0}
+    settings = {"network": "spandrel:SwinIR", "network_args": sizes, "scale": "2"}
+    config, spec = configure("super_resolution", settings, small=True), DataSpec(3, 64, 64)
+    models = [TrainedModel(build(config, spec), config, spec, "") for _ in range(2)]
+    models[1].recipe.load_state_dict(models[0].recipe.state_dict())
+    assert models[1].receptive_field.is_measurable  # traced before the weights move to the GPU
+    models[1].recipe.cuda()
+    halos = [model.tiled_field.tiled_halo_px for model in models]
+    assert halos[0] == halos[1] and not models[1].tiled_field.obstacles

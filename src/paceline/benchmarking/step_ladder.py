@@ -25,7 +25,7 @@ from paceline.core.terminal import activity, counted, end_activity
 from paceline.data.feed import StepData
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.batchnorm import has_batchnorm, sum_over_processes
-from paceline.parallel.place import Place
+from paceline.parallel.group import Place
 from paceline.parallel.strategy import AUTO, num_devices, strategy_class
 from paceline.parallel.world import World
 from paceline.training.build import Parts, assemble

@@ -16,7 +16,7 @@ from paceline.core.text import reject_credentials
 from paceline.core.types import SettingValues
 from paceline.data.loader import Loader
 from paceline.data.source import Source
-from paceline.parallel.place import place_of
+from paceline.parallel.group import place_of
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.world import check_devices, gpu_ids, uses_cuda
 from paceline.runs.finished_run import stored_network

@@ -26,7 +26,7 @@ from paceline.evaluation.protocol import Protocol
 from paceline.inference.evaluate_regions import RegionEvaluation, SplitMetrics
 from paceline.inference.trained import NO_BLEND, Blend, StoredModel, TrainedModel, load_weights, read_blended, uses_of
 from paceline.launch.tasks import Task, run_in_processes
-from paceline.parallel.place import place_from
+from paceline.parallel.group import place_from
 from paceline.parallel.precision import choose_precision
 from paceline.parallel.world import World, join
 from paceline.runs.checkpoint import choose_checkpoint

@@ -11,15 +11,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from paceline.benchmarking.scaling_forecast import (
+from paceline.benchmarking.scaling import (
     Link,
     LinkOverride,
     Measurement,
     max_useful_devices,
+    measure_scaling,
     parse_amount,
     predict,
 )
-from paceline.benchmarking.scaling_probe import measure_scaling
 from paceline.benchmarking.step_ladder import measure_in_processes
 from paceline.commands.configure import configure
 from paceline.commands.options import PlanOptions
@@ -35,8 +35,7 @@ from paceline.core.types import SettingValue
 from paceline.launch.tasks import Task
 from paceline.parallel.strategy import AUTO, Strategy, uses_one_device
 from paceline.parallel.world import uses_cuda
-from paceline.training.memory_forecast import GIB, USABLE, Forecast, check_step_fits, forecast, gib
-from paceline.training.memory_trace import Kind
+from paceline.training.memory import GIB, USABLE, Forecast, Kind, check_step_fits, forecast, gib
 
 WIDEST = 1000  # width in characters, more than any table that a command prints
 

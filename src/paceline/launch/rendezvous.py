@@ -11,7 +11,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
-from paceline.parallel.place import LOOPBACK, await_server, is_here, is_loopback, join_store, own_address, serve_store
+from paceline.parallel.group import LOOPBACK, await_server, is_here, is_loopback, join_store, own_address, serve_store
 from paceline.parallel.torch_internals import TCPStore
 
 LAST_CALL_SECONDS = 3  # how long to wait for more hosts once the minimum has joined; later hosts cause a restart

@@ -16,7 +16,7 @@ from paceline.core.errors import UserError, unknown
 from paceline.core.files import replacing
 from paceline.launch.child import path_flags
 from paceline.launch.command import TrainCommand, check_words, plain_name, quoted
-from paceline.parallel.place import FIRST_PORT, NUM_PORTS
+from paceline.parallel.group import FIRST_PORT, NUM_PORTS
 from paceline.training.stop import RESUME_LATER
 
 FOLDER = "launch"  # subfolder of the run folder that holds the job script and its logs
