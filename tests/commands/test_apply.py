@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +13,13 @@ import torch
 from photographs import photograph
 from PIL import Image
 from running import run_fork
-from skimage.metrics import peak_signal_noise_ratio, structural_similarity
+from skimage.metrics import peak_signal_noise_ratio
 from torch._subclasses.fake_tensor import FakeTensor
 
 from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
-from paceline.inference.apply import measure
-from paceline.inference.runner import TileRunner
-from paceline.inference.tiles import Tiling, choose_tiling, plan_tiles
+from paceline.inference.tiles import TileRunner, Tiling, choose_tiling, plan_tiles
 from paceline.inference.trained import build, open_image_model
 from paceline.recipes.super_resolution import SuperResolution
 from paceline.runs.weights import write_weights
@@ -278,7 +275,6 @@ def test_unusable_files_are_listed_and_the_other_files_are_processed(tmp_path, c
         (["restoration.safetensors", "empty", "--out", "o"], "empty: has no images"),
         (["restoration.safetensors", "photos", "--out", "photos/one.png"], "is a file; choose a folder"),
         (["restoration.safetensors", "photos", "--out", "o", "--downsample", "bicubic"], "only for models that up"),
-        (["super_resolution.safetensors", "photos", "--out", "o", "--downsample", "box"], "'box' is not one of"),
         (["super_resolution.safetensors", "photos", "--out", "o", "--tile", "-1"], "Invalid value for '--tile'"),
         (["super_resolution.safetensors", "photos", "--out", "o", "--devices", "0"], "--devices 0: must be at least 1"),
         (["super_resolution.safetensors", "photos"], "Missing option '--out'"),
@@ -348,28 +344,25 @@ def test_tiles_become_smaller_when_a_device_runs_out_of_memory(fail, tmp_path, m
 
 
 def test_a_downsampled_image_is_compared_with_its_original(tmp_path, capsys):
-    assert apply("super_resolution.safetensors", "photos", "--out", tmp_path, "--downsample", "bicubic") == 0
-    printed = capsys.readouterr().out
-    assert "one.png: lr_psnr[y]" in printed and "mean of 2 images: sr_ssim[y]" in printed
-    assert {path.name for path in tmp_path.glob("*.png")} == {"one.png", "one-lr.png", "one-bicubic.png", "one-sr.png"}
-    small = pixels(tmp_path / "one-lr.png")
-    assert small.shape == (30, 40, 3)
-    assert np.array_equal(small, np.asarray(Image.fromarray(PHOTO).resize((40, 30), Image.Resampling.BICUBIC)))
-    assert pixels(tmp_path / "one-sr.png").shape == PHOTO.shape
-    assert pixels(tmp_path / "one.png").shape[1] > 4 * PHOTO.shape[1]
-    assert pixels(tmp_path / "inner/two-sr.png").shape == (40, 32, 3)  # cropped to an even size
+    Image.fromarray(PHOTO[:5, :3]).save(tmp_path / "tiny.png")
+    words = ["super_resolution.safetensors", "photos", tmp_path / "tiny.png", "--downsample", "bicubic"]
+    assert apply(*words, "--out", tmp_path / "out") == 1
+    printed = capsys.readouterr()
+    assert "tiny.png: 3×5 pixels; at least 16×16 are needed to downsample by 2" in printed.err
+    original, bicubic = PHOTO[2:-2, 2:-2], pixels(tmp_path / "out/one-bicubic.png")[2:-2, 2:-2]
+    psnr = peak_signal_noise_ratio(*(rgb_to_ycbcr_luma(image) for image in (original, bicubic)), data_range=255)
+    assert f"bicubic_psnr[y] {psnr:.3f}" in printed.out
+    names = {"one.png", "one-lr.png", "one-bicubic.png", "one-sr.png"}
+    assert {path.name for path in (tmp_path / "out").glob("*.png")} == names
+    small = np.asarray(Image.fromarray(PHOTO).resize((40, 30), Image.Resampling.BICUBIC))
+    assert np.array_equal(pixels(tmp_path / "out/one-lr.png"), small)
+    assert pixels(tmp_path / "out/one-sr.png").shape == PHOTO.shape
+    assert pixels(tmp_path / "out/one.png").shape[1] > 4 * PHOTO.shape[1]
+    assert pixels(tmp_path / "out/inner/two-sr.png").shape == (40, 32, 3)  # cropped to an even size
 
 
-def test_metrics_computed_in_blocks_equal_those_from_scikit_image(monkeypatch):
-    monkeypatch.setattr("paceline.inference.compare_images.BLOCK_PX", 20)
-    noisy = np.clip(PHOTO.astype(int) + np.random.default_rng(0).integers(-9, 10, PHOTO.shape), 0, 255).astype(np.uint8)
-    psnr, ssim = measure(Image.fromarray(noisy), Image.fromarray(PHOTO), 2, "rgb")
-    one, other = noisy[2:-2, 2:-2], PHOTO[2:-2, 2:-2]
-    assert psnr == pytest.approx(peak_signal_noise_ratio(other, one, data_range=255), abs=1e-9)
-    options = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False, "data_range": 255}
-    _, whole = structural_similarity(other, one, channel_axis=2, full=True, **options)
-    assert ssim == pytest.approx(whole[5:-5, 5:-5].mean(), abs=1e-6)
-    assert measure(Image.fromarray(PHOTO), Image.fromarray(PHOTO), 2, "y") == (100.0, pytest.approx(1.0))
+def rgb_to_ycbcr_luma(image: np.ndarray) -> np.ndarray:
+    return 16 + image.astype(float) @ np.array([65.481, 128.553, 24.966]) / 255
 
 
 @pytest.mark.parametrize("tile", [0, 16])
@@ -399,15 +392,11 @@ def test_results_are_reported_in_the_order_of_the_images(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_the_error_of_a_lower_precision_is_measured_and_printed(precision, tmp_path, capsys):
+def test_a_lower_precision_changes_results_slightly(precision, tmp_path):
     assert apply("super_resolution.safetensors", "photos/one.png", "--out", tmp_path, "--precision", precision) == 0
-    printed = capsys.readouterr().out
-    found = re.search(rf"{precision} changes this image by at most ([\d.]+) of 255 levels", printed)
-    assert found
     assert apply("super_resolution.safetensors", "photos/one.png", "--out", tmp_path / "exact") == 0
-    assert "levels" not in capsys.readouterr().out
     difference = np.abs(pixels(tmp_path / "one.png").astype(int) - pixels(tmp_path / "exact/one.png")).max()
-    assert 0 < float(found[1]) < 30 and abs(difference - float(found[1])) <= 1
+    assert 0 < difference < 30
 
 
 @pytest.mark.parametrize("format_", ["png", "jpg", "webp", "tiff"])

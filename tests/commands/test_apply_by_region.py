@@ -21,13 +21,12 @@ from running import start_function_in_ranks, wait_until
 from test_apply import TRANSLATING, write_random_weights
 
 from paceline.cli.app import run
+from paceline.images import pyramid_file
+from paceline.images.pyramid_file import PyramidFile
 from paceline.images.rectangles import Box
-from paceline.images.regions import pyramid_file
-from paceline.images.regions.open_image import open_region_image
-from paceline.images.regions.pyramid_file import PyramidFile
-from paceline.images.regions.tiff_image import TiffImage
+from paceline.images.regions import TiffImage, open_region_image
 from paceline.inference import apply_regions
-from paceline.inference.runner import TileRunner
+from paceline.inference.tiles import TileRunner
 
 SMALLEST_LEVEL_PX = 128
 PHOTO = np.tile(photograph("astronaut")[:200, :300], (2, 1, 1))  # 400 rows, 300 columns
@@ -142,15 +141,6 @@ def test_blocks_have_a_largest_size_unless_another_is_chosen(tmp_path: Path, mon
         assert f"tiles of {side} pixels" in capsys.readouterr().out
 
 
-def test_the_effect_of_a_lower_precision_is_printed_once(tmp_path: Path, capsys) -> None:
-    words = ["twice.safetensors", "slide.tif", "--out", tmp_path, "--level", 0, "--region", "0,0,99,70", "--tile", 64]
-    assert apply(*words, "--precision", "bf16") == 0
-    printed = capsys.readouterr().out
-    assert printed.count("bf16 changes 64×64 pixels at the centre by at most ") == 1
-    assert apply(*words, "--overwrite") == 0
-    assert "changes" not in capsys.readouterr().out
-
-
 def test_ome_tiff_is_written_on_request_and_for_ome_tiff(tmp_path: Path) -> None:
     assert apply("twice.safetensors", "slide.tif", "--out", tmp_path, "--format", "ome-tiff") == 0
     with tifffile.TiffFile(tmp_path / "slide.ome.tif") as file:
@@ -175,7 +165,7 @@ def apply_to_sixty_tiles(words: list[str]) -> int:
 
 
 def test_a_killed_command_resumes_and_ends_with_the_same_bytes(place, tmp_path: Path, capsys, monkeypatch) -> None:
-    words = ["apply", "twice.safetensors", "slide.tif", "--accelerator", "cpu", "--tile", "32", "--preview"]
+    words = ["apply", "twice.safetensors", "slide.tif", "--accelerator", "cpu", "--tile", "32"]
     assert run([*words, "--out", str(tmp_path / "whole")]) == 0
     progress = tmp_path / "killed/.slide.tif.journal"
     for num_bytes in (500, 800):
@@ -188,7 +178,7 @@ def test_a_killed_command_resumes_and_ends_with_the_same_bytes(place, tmp_path: 
     printed = capsys.readouterr().out
     assert "resumed after" in printed and "130 tiles of 32 pixels" in printed and 0 < len(computed) < 125
     names = sorted(path.name for path in (tmp_path / "killed").iterdir())
-    assert names == sorted(path.name for path in (tmp_path / "whole").iterdir()) and len(names) == 2
+    assert names == sorted(path.name for path in (tmp_path / "whole").iterdir()) and len(names) == 1
     for name in names:
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
@@ -230,7 +220,7 @@ def test_a_full_disk_leaves_no_result_and_the_command_resumes(tmp_path: Path, mo
             raise OSError(errno.ENOSPC, "No space left on device")
         write(file, content, offset)
 
-    words = ["twice.safetensors", "slide.tif", "--out", tmp_path, "--tile", 64, "--level", 0, "--preview"]
+    words = ["twice.safetensors", "slide.tif", "--out", tmp_path, "--tile", 64, "--level", 0]
     monkeypatch.setattr(pyramid_file, "_write_at", fill)
     assert apply(*words) == 2
     assert "No space left on device; run the same command again" in capsys.readouterr().err
@@ -261,7 +251,7 @@ def test_files_that_cannot_be_used_are_listed_and_others_are_processed(tmp_path:
         (["--region", "200,0,101,50"], "--region 200,0,101,50: is outside the image, which has 300×400 pixels"),
         (["--level", "1"], "--level 1: the image has no such level; the last one is 0"),
         (["--magnification", "20"], "--magnification 20: the file does not state its magnification"),
-        (["--format", "png", "--preview"], "written as TIFF; leave --format out"),
+        (["--region", "0,0,64,64", "--format", "png"], "written as TIFF; leave --format out"),
         (["--region", "0,0,64,64", "--downsample", "bicubic"], "slide.tif: --downsample: not supported"),
         (["--region", "0,0,64,64", "--panel", 1], "slide.tif: --panel: not supported"),
     ],
@@ -276,15 +266,23 @@ def test_wrong_options_print_one_line(tmp_path: Path, rejected: Callable[..., st
         rejected("apply", "twice.safetensors", "slide.tif", "--out", tmp_path, *words)
 
 
-def test_networks_without_exact_tiles_print_the_measured_error(tmp_path: Path, capsys) -> None:
-    words = ["instance.safetensors", "slide.tif", "--out", tmp_path, "--tile", 64, "--level", 0, "--preview"]
-    assert apply(*words) == 0
-    printed = capsys.readouterr().out
-    assert "normalises using statistics from the whole image: seams may be visible" in printed
-    assert "tiles change the centre by at most" in printed
-
-
-def test_a_region_of_a_network_that_reads_the_whole_image_prints_a_warning(tmp_path: Path, capsys) -> None:
+def test_a_network_without_exact_tiles_prints_a_warning(tmp_path: Path, capsys) -> None:
+    assert (
+        apply(
+            "instance.safetensors",
+            "slide.tif",
+            "--out",
+            tmp_path,
+            "--tile",
+            64,
+            "--level",
+            0,
+            "--region",
+            "0,0,300,400",
+        )
+        == 0
+    )
+    assert "normalises using statistics from the whole image: seams may be visible" in capsys.readouterr().out
     for region, differs in (("0,0,300,400", False), ("9,9,200,200", True)):
         assert apply("instance.safetensors", "slide.tif", "--out", tmp_path / region, "--region", region) == 0
         assert ("differs from the same part of the whole result" in capsys.readouterr().out) == differs
@@ -329,8 +327,8 @@ def test_a_journal_of_another_command_is_ignored(tmp_path: Path, capsys) -> None
     assert "resumed" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("flag", "name"), [("--preview", "a-preview.jpg"), ("--skip-background", "a-mask.png")])
-def test_previews_and_masks_are_kept_without_overwrite(flag: str, name: str, tmp_path: Path, capsys) -> None:
+def test_a_mask_is_kept_without_overwrite(tmp_path: Path, capsys) -> None:
+    flag, name = "--skip-background", "a-mask.png"
     tifffile.imwrite(tmp_path / "a.tif", PHOTO[:64, :64], tile=(64, 64), photometric="rgb")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text("precious")

@@ -22,7 +22,7 @@ from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
 from paceline.core.ordered_map import num_cores
 from paceline.data.file_lists import is_image, list_folder
-from paceline.inference.apply_files import ImageTask
+from paceline.inference.files import ImageTask
 from paceline.inference.trained import build
 from paceline.runs.weights import write_weights
 
@@ -186,16 +186,6 @@ def test_a_non_finite_result_is_not_written(weights, capsys):
     assert apply(weights / "broken.safetensors", "good.png", "--out", "out") == 1
     assert "not used: good.png: the networks' output is not finite" in capsys.readouterr().err
     assert names_in("out") == []
-
-
-def test_images_too_small_to_compare_are_reported_with_their_size(weights, capsys):
-    Image.fromarray(PHOTO[:5, :3]).save("tiny.png")
-    Image.fromarray(PHOTO[:16, :17]).save("enough.png")
-    words = [weights / "twice.safetensors", "tiny.png", "enough.png", "--out", "out", "--downsample", "bicubic"]
-    assert apply(*words) == 1
-    printed = capsys.readouterr()
-    assert "tiny.png: 3×5 pixels; at least 16×16 are needed to downsample by 2" in printed.err
-    assert "enough.png: lr_psnr" in printed.out
 
 
 def test_the_error_for_an_unsupported_tiff_states_what_is_not_supported(weights, capsys):

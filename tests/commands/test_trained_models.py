@@ -80,9 +80,9 @@ def test_predictions_for_files_have_the_accuracy_that_evaluate_measures(capsys):
     assert run(["evaluate", "classifier", "--accelerator", "cpu"]) == 0
     measured = re.search(r"top1 +([\d.]+)%\n.*\n +count +(\d+)", capsys.readouterr().out)
     assert measured and 30 < float(measured[1]) < 100, "must lie between chance and 100%, so that a difference shows"
-    assert predict("classifier", "digits/test", "--top", "1", "--out", "all.jsonl") == 0
-    rows = [json.loads(line) for line in Path("all.jsonl").read_text().splitlines()]
-    right = [Path(row["file"]).parent.name == row["classes"][0]["class"] for row in rows]
+    assert predict("classifier", "digits/test", "--top", "1", "--out", "all.csv") == 0
+    with Path("all.csv").open(newline="") as file:
+        right = [Path(row["file"]).parent.name == row["class_1"] for row in csv.DictReader(file)]
     assert len(right) == int(measured[2])
     assert 100 * sum(right) / len(right) == pytest.approx(float(measured[1]), abs=1e-5)
 
@@ -91,9 +91,8 @@ def test_predictions_can_be_read_if_a_file_name_is_not_utf_8(tmp_path):
     image = os.fsencode(tmp_path) + b"/\xff.png"
     with open(image, "wb") as file:
         Image.new("L", (12, 12)).save(file, "PNG")
-    assert predict("classifier", str(tmp_path), "--out", str(tmp_path / "odd.jsonl")) == 0
-    (line,) = (tmp_path / "odd.jsonl").read_text(encoding="utf-8").splitlines()
-    assert os.fsencode(json.loads(line)["file"]) == image
+    assert predict("classifier", str(tmp_path), "--out", str(tmp_path / "odd.csv")) == 0
+    assert image + b"," in (tmp_path / "odd.csv").read_bytes()
 
 
 def test_a_loaded_classifier_accepts_images_and_tensors_and_changes_no_global_state():
@@ -181,7 +180,7 @@ def test_existing_results_are_replaced_only_with_overwrite(rejected):
     ("words", "line"),
     [
         (["--top", "0"], "Invalid value for '--top'"),
-        (["--out", "table.txt"], "--out table.txt: expected a file name ending in .csv or .jsonl"),
+        (["--out", "table.txt"], "--out table.txt: expected a file name ending in .csv"),
         (["--checkpoint", "7"], "--checkpoint 7: no checkpoint was kept at this number of images"),
     ],
 )

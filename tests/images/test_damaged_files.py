@@ -18,7 +18,7 @@ from paceline.images.decode import BadImage, decode
 from paceline.images.deep import read_planes_header
 from paceline.images.encode import read_image
 from paceline.images.rectangles import Box
-from paceline.images.regions.open_image import open_region_image
+from paceline.images.regions import open_region_image
 from paceline.inference.generate import animation_frames
 
 PHOTO = Image.fromarray(photograph("astronaut")).resize((96, 80))

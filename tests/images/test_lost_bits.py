@@ -65,7 +65,7 @@ def test_16_bit_colours_cause_a_note_and_are_not_read_as_16_bits(name: str, tmp_
     file.write_bytes(COLOURS[name])
     reader, notes = choose_reader([file], SeparateTestFolder())
     assert reader.size(file) == (4, 6)
-    assert "16-bit images are read as 8-bit; save them as grey or RGB TIFF" in " ".join(notes)
+    assert "16-bit images are read as 8-bit; use --set pixels=uint16 to keep" in " ".join(notes)
     assert choose_reader([file], SeparateTestFolder(pixels="uint8")).notes == ()
     reader = choose_reader([file], SeparateTestFolder(pixels="uint16")).reader
     for read in (reader.size, reader.decode):

@@ -50,7 +50,6 @@ WRITERS: dict[str, Callable[[Path, np.ndarray], Any]] = {
     "interleaved": lambda path, planes: tifffile.imwrite(path, np.moveaxis(planes, 0, -1), planarconfig="contig"),
     "separate": lambda path, planes: tifffile.imwrite(path, planes, planarconfig="separate"),
     "pillow_raw": lambda path, planes: with_pillow(path, planes, "raw"),
-    "pillow_lzw": lambda path, planes: with_pillow(path, planes, "tiff_lzw"),
 }
 
 
@@ -92,18 +91,16 @@ def test_channels_with_a_compression_that_cannot_be_decoded_are_rejected_with_a_
     with pytest.raises(BadImage):
         read_deep(bytes(damaged))
     entry = content.index(struct.pack("<HHII", 259, 3, 1, 8))  # the tag of the compression, whose value is deflate
-    for is_installed, remedy in (
-        (False, "save the image uncompressed .*or install imagecodecs"),
-        (True, "again, uncom"),
-    ):
+    for is_installed in (False, True):
         monkeypatch.setattr("paceline.images.deep.is_installed", lambda _, found=is_installed: found)
-        with pytest.raises(BadImage, match=rf"LERC compression is not supported.*{remedy}"):
+        remedy = "" if is_installed else ", or install imagecodecs"
+        with pytest.raises(BadImage, match=rf"LERC compression .*not supported; save the image .*predictor{remedy}$"):
             read_deep(content[:entry] + struct.pack("<HHII", 259, 3, 1, 34887) + content[entry + 12 :])
     tifffile.imwrite(file, PLANES, photometric="minisblack", metadata=None)
     with tifffile.TiffFile(file, mode="r+") as pages:
         for page in pages.pages:
             page.tags["Compression"].overwrite(34887)
-    with pytest.raises(BadImage, match="LERC compression is not supported"):
+    with pytest.raises(BadImage, match=r"LERC compression .*is not supported"):
         read_deep(file)
 
 
@@ -119,7 +116,8 @@ def test_floats_with_a_predictor_that_cannot_be_decoded_are_rejected_with_a_reme
     monkeypatch.setattr("tifffile.TiffPageSeries.asarray", Mock(side_effect=ValueError))
     (tmp_path / "a.tif").write_bytes(content)
     with pytest.raises(
-        UserError, match=r"a\.tif: unreadable image \(predictor 3 needs .*install it, or use no predictor"
+        UserError,
+        match=r"a\.tif: unreadable image \(predictor 3 is not supported.*without a predictor, or install imagecodecs",
     ):
         choose_reader([tmp_path / "a.tif"], SeparateTestFolder())
 
@@ -357,7 +355,7 @@ def test_pages_that_become_channels_are_noted_unless_the_file_declares_channels(
         return " ".join(choose_reader([file], SeparateTestFolder()).notes)
 
     assert "3 pages are read as channels; use --set channels=1 to" in notes(write_pages(tmp_path / "3.tif", 1, 2, 3))
-    assert "5 pages are read as channels; use --set channels=1 or" in notes(write_pages(tmp_path / "5.tif", *range(5)))
+    assert "5 pages are read as channels; use --set channels=1 to" in notes(write_pages(tmp_path / "5.tif", *range(5)))
     WRITERS["pages"](tmp_path / "deep.tif", PLANES)
     assert notes(tmp_path / "deep.tif").endswith("its 5 pages are read as channels")  # 16 bits: all pages or an error
     WRITERS["ome"](tmp_path / "ome.tif", PLANES)

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from paceline.images.decode import BadImage, TooLarge, decode, decoding_bytes, memory_limit, opened, unlimited
+from paceline.images.deep import image_size
 from paceline.images.encode import read_image
-from paceline.images.readers import image_size
 
 SIDE_PX = 14_000  # 196 megapixels, above Pillow's own limit
 

@@ -16,11 +16,11 @@ from paceline.config.flags import SeparateTestFolder
 from paceline.contracts.data_spec import PixelFormat
 from paceline.core.errors import UserError
 from paceline.images.decode import BadImage
-from paceline.images.deep import read_deep
+from paceline.images.deep import image_size, read_deep
 from paceline.images.encode import read_image
-from paceline.images.readers import choose_reader, image_size
+from paceline.images.readers import choose_reader
 from paceline.images.rectangles import Box
-from paceline.images.regions.open_image import open_region_image
+from paceline.images.regions import open_region_image
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (96, 64, 3), dtype=np.uint8)
 

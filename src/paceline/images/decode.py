@@ -6,6 +6,7 @@ import logging
 import stat
 import struct
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
@@ -16,13 +17,12 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.core.host import free_host_bytes
 from paceline.images import tiff
-from paceline.images.integrity import check_length, load_undamaged
 
 FORMATS = (
     *("JPEG", "MPO", "PNG", "WEBP", "AVIF", "JPEG2000", "TIFF", "GIF", "BMP", "QOI", "PPM"),
@@ -31,6 +31,11 @@ FORMATS = (
 PREFIX_BYTES = 16  # passed to a format's signature check
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 UNBOUNDED_MODES = ("I", "F")  # 32-bit pixels, in which no value is defined as white
+NOT_AN_IMAGE = "not an image in a supported format"
+UNSUPPORTED_TIFF = (
+    "damaged, or its pixels or compression are not supported; save the image as grey or RGB, uint8 or uint16, "
+    "uncompressed or with deflate, in a little-endian file"
+)
 STRIP_PX = 1 << 24  # number of pixels that are converted at a time
 
 
@@ -47,7 +52,7 @@ def open_of_any_size(file: IO[bytes]) -> Image.Image:
                 return factory(file, "")
         except (SyntaxError, IndexError, TypeError, struct.error):  # raised if the file has another format
             continue
-    raise UnidentifiedImageError("cannot identify image file")
+    raise BadImage(UNSUPPORTED_TIFF if tiff.is_tiff(file) else NOT_AN_IMAGE)
 
 
 @cache
@@ -74,6 +79,68 @@ def to_array(image: Image.Image, convert: Callable[[Image.Image], Image.Image] =
 def to_pillow(pixels: NDArray[Any]) -> Image.Image:
     """Return pixels [h, w, c] as a Pillow image."""
     return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+
+
+PNG_SIGNATURE_BYTES = 8
+BMP_RUN_LENGTHS = (1, 2)  # compressions of BMP files that may leave out any number of pixels
+MAX_BYTES_PER_PX = 16
+# Deflate stores 258 bytes in 2 bits, a PNG 8 pixels in a byte, and a JPEG 64 pixels in a bit.
+MOST_PIXELS_PER_BYTE = {"PNG": 8256, "JPEG": 512, "MPO": 512, "GIF": 4096, "BMP": 8, "TGA": 128, "QOI": 62, "PPM": 8}
+
+
+def load_undamaged(image: Image.Image, file: IO[bytes]) -> None:
+    """Decode an opened image; raise an exception if its file is truncated or a checksum does not match."""
+    check_checksums(image, file)
+    ImageFile.LOAD_TRUNCATED_IMAGES = False  # other code may have enabled it, which would make missing pixels black
+    image.load()
+
+
+def check_length(image: Image.Image, file: IO[bytes]) -> None:
+    """Raise an exception if a file is too short for the size in its header; the file position is preserved.
+
+    Otherwise, memory for all pixels would be reserved before the decoder reaches the end of the file. Formats that can
+    store any number of equal pixels in a few bytes (TIFF, WebP, AVIF, JPEG 2000, compressed BMP) are not checked.
+    """
+    most = MOST_PIXELS_PER_BYTE.get(image.format or "")
+    if most is None or (image.format == "BMP" and image.info.get("compression") in BMP_RUN_LENGTHS):
+        return
+    with tiff.from_start(file):
+        num_bytes = file.seek(0, 2)
+    width, height = image.size
+    if image.format == "GIF" and image.tile:  # type: ignore[attr-defined]  # it may store only a part of the image
+        left, top, right, bottom = image.tile[0][1]  # type: ignore[attr-defined]
+        width, height = right - left, bottom - top
+    if width * height > num_bytes * most:
+        size = f"{width} × {height} pixels"
+        raise ValueError(f"image file is truncated: {num_bytes:,} bytes cannot contain {size}")
+
+
+def check_checksums(image: Image.Image, file: IO[bytes]) -> None:
+    """Raise an exception if a checksum in the file does not match; the file position is preserved."""
+    with tiff.from_start(file):
+        if image.format == "PNG":
+            _check_png(file)
+        elif image.format == "TIFF":
+            limit = image.width * image.height * MAX_BYTES_PER_PX + tiff.BYTES_AT_ONCE
+            tiff.check_segments(file, image.tag_v2, limit)  # type: ignore[attr-defined]
+
+
+def _check_png(file: IO[bytes]) -> None:
+    file.seek(PNG_SIGNATURE_BYTES)
+    kind = b""
+    while kind != b"IEND":
+        header = file.read(8)
+        if len(header) < 8:
+            raise ValueError("image file is truncated")
+        left, kind = struct.unpack(">I4s", header)
+        checksum = zlib.crc32(kind)
+        while left:
+            content = file.read(min(left, tiff.BYTES_AT_ONCE))
+            if not content:
+                raise ValueError("image file is truncated")
+            checksum, left = zlib.crc32(content, checksum), left - len(content)
+        if file.read(4) != struct.pack(">I", checksum):
+            raise ValueError(f"damaged: the checksum of chunk {kind.decode('ascii', 'replace')} does not match")
 
 
 PNG_DEPTH_AT = 24  # position of the bit depth in a PNG header
@@ -107,28 +174,6 @@ def png_colour_type(file: IO[bytes]) -> int:
 
 # Compressions of TIFF files that Pillow can decode.
 PILLOW_COMPRESSIONS = (1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946, 34925, 50000)
-
-
-def unknown_kind(path: Path | IO[bytes]) -> str:
-    """Return why Pillow cannot identify a file; a TIFF may have unsupported pixels or compression."""
-    import tifffile
-
-    try:
-        with tifffile.TiffFile(path) as file:
-            return _unsupported(file.pages.first, is_big_endian_bigtiff=file.is_bigtiff and file.byteorder == ">")
-    except Exception:  # not a TIFF, or a damaged one
-        return "not an image in a supported format"
-
-
-def _unsupported(page: Any, *, is_big_endian_bigtiff: bool) -> str:
-    kind = "big-endian BigTIFF" if is_big_endian_bigtiff else "TIFF"
-    channels = f"{page.samplesperpixel} channel{'s' * (page.samplesperpixel > 1)} of "
-    channels += f"{page.bitspersample} bits" if page.dtype is None else page.dtype.name
-    compression = getattr(page.compression, "name", page.compression)
-    return (
-        f"a {kind} with {channels} and {compression} compression is not supported; save the image as grey or RGB, "
-        "uint8 or uint16, uncompressed or with deflate, in a little-endian file"
-    )
 
 
 PIXEL_LIMIT = 89_000_000
@@ -385,8 +430,6 @@ def reporting(path: Path | bytes) -> Iterator[None]:
         yield
     except BadImage:
         raise
-    except UnidentifiedImageError as error:
-        raise BadImage(unknown_kind(BytesIO(path) if isinstance(path, bytes) else path)) from error
     except Exception as error:  # decoders raise many kinds of errors on damaged files
         raise BadImage(reason_of(error)) from error
 
@@ -450,7 +493,7 @@ def to_eight_bits(image: Image.Image) -> Image.Image:
 def reason_of(error: Exception) -> str:
     """Return in one line why a decoder failed on a file."""
     if isinstance(error, UnidentifiedImageError):
-        return "not an image in a supported format"
+        return NOT_AN_IMAGE
     if str(error).startswith("decoder error"):  # Pillow gives only a number, e.g. if libtiff lacks a compression
         return f"damaged, or its compression is not supported ({error}); save the image with another compression"
     if isinstance(error, ArithmeticError | LookupError | TypeError | AttributeError):  # the message is about the code

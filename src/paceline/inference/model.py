@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -21,9 +24,10 @@ from paceline.data.source import selecting
 from paceline.data.stream import Drawer
 from paceline.data.transforms import transform
 from paceline.images.decode import BadImage, arrange_image, plain_image, to_pillow
-from paceline.images.deep import DeepImage
+from paceline.images.deep import DeepImage, image_size
 from paceline.images.readers import ImageReader, make_reader
 from paceline.inference.apply import Applier, ApplierSettings
+from paceline.inference.files import FoundImage, SkippedImage
 from paceline.inference.tiles import Composition
 from paceline.inference.trained import (
     StoredModel,
@@ -430,3 +434,56 @@ class Model:
     def _applier_precision(self) -> AbstractContextManager[None]:
         """Return a context that restores the global precision settings, which the applier changes."""
         return choose_precision("fp32", self.device).applied(deterministic=True)
+
+
+IMAGES_AT_ONCE = 32
+MAX_BYTES, BYTES_PER_PX = 500_000_000, 4  # of images that are decoded in advance
+
+
+@contextmanager
+def prediction_file(path: Path, top: int) -> Iterator[Callable[[str, Sequence[tuple[str, float]]], None]]:
+    """Open a CSV file, and yield a function that adds an image with its likeliest classes.
+
+    Bytes of a file name that are not UTF-8 stay bytes.
+    """
+    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        table = csv.writer(file)
+        table.writerow(["file", *(f"{what}_{n}" for n in range(1, top + 1) for what in ("class", "probability"))])
+        yield lambda image, classes: table.writerow([image, *chain.from_iterable(classes)])
+
+
+def classify_files(
+    model: Model, images: Sequence[FoundImage], top: int, skipped: list[SkippedImage]
+) -> Iterator[tuple[str, list[tuple[str, float]]]]:
+    """Yield each image's path and its most likely classes; add files that cannot be read to `skipped`."""
+
+    def decode(image: FoundImage) -> Any:
+        try:
+            return model.reader.decode(image.path)
+        except BadImage as problem:
+            return SkippedImage(str(image.path), str(problem))
+
+    def count_bytes(image: FoundImage) -> int:
+        try:
+            height, width = image_size(image.path)
+        except BadImage:
+            return 0
+        return height * width * BYTES_PER_PX
+
+    def usable(start: int, paths: list[str]) -> Iterator[Any]:
+        """Yield decoded images one at a time, since large ones need a lot of memory."""
+        for found, image in zip(images[start : start + IMAGES_AT_ONCE], decoded, strict=False):
+            if isinstance(image, SkippedImage):
+                skipped.append(image)
+            else:
+                paths.append(str(found.path))
+                yield image
+
+    decoded = ordered_map(decode, images, num_cores(), num_bytes=count_bytes, max_bytes=MAX_BYTES)
+    for start in range(0, len(images), IMAGES_AT_ONCE):
+        paths: list[str] = []
+        probabilities = model.predict(usable(start, paths))
+        # Among equally likely classes, the one with the lower index comes first, as in evaluation.
+        ranked = probabilities.sort(dim=1, descending=True, stable=True)
+        for path, values, classes in zip(paths, ranked.values.tolist(), ranked.indices.tolist(), strict=True):
+            yield path, [(model.classes[number], value) for number, value in zip(classes[:top], values, strict=False)]

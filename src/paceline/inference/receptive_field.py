@@ -6,8 +6,6 @@ import copy
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -87,8 +85,6 @@ POINTWISE = frozenset(
     )
 )
 
-_counts = ContextVar("_counts", default=True)  # whether operations count towards the memory that a tile needs
-
 
 @dataclass(frozen=True)
 class ReceptiveField:
@@ -158,16 +154,6 @@ def _follow(
         return follower, image_to_image(images)
 
 
-@contextmanager
-def uncounted() -> Iterator[None]:
-    """Leave operations out of the memory estimate, because their memory does not grow with the size of the image."""
-    token = _counts.set(False)
-    try:
-        yield
-    finally:
-        _counts.reset(token)
-
-
 class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Tracks which input pixels the elements of each tensor are computed from."""
 
@@ -200,10 +186,9 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         return result
 
     def _remember(self, tensor: Tensor, axes: Axes, *, is_new: bool = True) -> None:
-        counts = _counts.get()
-        self.most_elements = max(self.most_elements, tensor.numel() * counts)
+        self.most_elements = max(self.most_elements, tensor.numel())
         if id(tensor) not in self._axes:
-            size = tensor.numel() * tensor.element_size() if is_new and counts else 0
+            size = tensor.numel() * tensor.element_size() if is_new else 0
             self._bytes += size
             self.most_bytes = max(self.most_bytes, self._bytes)
             weakref.finalize(tensor, self._forget, id(tensor), size)
