@@ -19,7 +19,7 @@ from paceline.contracts.data_spec import LUMA, PixelFormat
 from paceline.contracts.recipe import Batch
 from paceline.core.errors import CPU_ALLOCATOR, UserError, describe_error
 from paceline.core.ordered_map import ordered_map
-from paceline.data.stream import TORCH_TYPES, to_pixels
+from paceline.data.stream import TORCH_TYPES, stored, to_pixels, to_unit_range
 from paceline.data.whole_source import free_bytes
 from paceline.images.decode import BadImage
 from paceline.images.rectangles import Box, Span, Tile, fixed_halo, split_side
@@ -38,12 +38,11 @@ def pixel_format(image_model: TrainedModel, pixels: Tensor) -> PixelFormat:
     return PixelFormat.of(str(pixels.dtype).removeprefix("torch."), image_model.spec.value_range)
 
 
-def to_unit_range(tiles: Tensor, stored: PixelFormat) -> Tensor:
-    """Convert [n, h, w, c] pixels to [n, c, h, w] values in [-1, 1]."""
-    images = tiles.float().permute(0, 3, 1, 2)
-    if len(images) == 1:
-        images = images[0][None]  # otherwise, its strides would select other kernels, which round differently
-    return (images - stored.low if stored.low else images) / stored.half - 1
+def from_pixels(tiles: Tensor, pixels: PixelFormat) -> Tensor:
+    """Convert [n, h, w, c] pixels to [n, c, h, w] values in [-1, 1], exactly as for training."""
+    images = to_unit_range(stored(tiles).permute(0, 3, 1, 2), pixels, torch.float32)
+    # The strides of a single image would otherwise select other kernels, which round differently.
+    return images[0][None] if len(images) == 1 else images
 
 
 TILES = "tiles"  # the input of a forward pass
@@ -149,13 +148,13 @@ class TileRunner:
 
     def _forward(self, inputs: Batch) -> Batch:
         """Return pixels instead of values in [-1, 1], and whether they are finite."""
-        stored = pixel_format(self.image_model, inputs[TILES])
-        images = to_unit_range(inputs[TILES], stored)
+        pixels = pixel_format(self.image_model, inputs[TILES])
+        images = from_pixels(inputs[TILES], pixels)
         if self.device.type == "cuda" and self.precision.name == "fp32":
             images = images.contiguous()  # without tensor cores, channels_last is slower
         with self.precision.autocast():
             results = transform(self.image_model, images)
-        return {name: to_pixels(made, stored) if name else made for name, made in results.items()}
+        return {name: to_pixels(made, pixels) if name else made for name, made in results.items()}
 
     def _land(self, results: Batch, inner: Inner) -> Landing:
         rows, columns = inner
