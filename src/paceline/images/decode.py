@@ -8,7 +8,7 @@ import struct
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -144,7 +144,6 @@ def _check_png(file: IO[bytes]) -> None:
 
 
 PNG_DEPTH_AT = 24  # position of the bit depth in a PNG header
-PNG_GREY_AND_ALPHA = 4  # a colour type in a PNG header
 START_OF_CODESTREAM = b"\xff\x4f\xff\x51"  # in JPEG 2000 files
 BITS_AT = 38  # the position after it of the number of bits of the first channel
 
@@ -166,12 +165,6 @@ def loses_bits(image: Image.Image, file: IO[bytes]) -> bool:
     return any(bits > 8 for bits in _tiff_tags(image).get(tiff.BITS_PER_SAMPLE, ()))
 
 
-def png_colour_type(file: IO[bytes]) -> int:
-    """Return the colour type in a PNG's header; the file position is preserved."""
-    with tiff.from_start(file):
-        return file.read(PNG_DEPTH_AT + 2)[-1]
-
-
 # Compressions of TIFF files that Pillow can decode.
 PILLOW_COMPRESSIONS = (1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946, 34925, 50000)
 
@@ -185,7 +178,7 @@ TRANSPARENCY_BYTES = 5  # a copy with an alpha channel, and the alpha channel al
 DECODER_BYTES = {"WEBP": 8, "AVIF": 12, "JPEG2000": 16, "TIFF": 12}  # per pixel, while the file is decoded
 PROGRESSIVE_BYTES = 6  # of a progressive JPEG, whose coefficients are all held in memory
 USABLE_SHARE = 0.7  # of the free memory; the rest is for the results and for other processes
-_DECODING_HUGE = RLock()
+_DECODING_HUGE = RLock()  # held by one thread at a time; otherwise, two threads would count the same free memory
 
 SizeLimit = Callable[[Image.Image], str]  # returns why an opened image is too large to be decoded; "" if it is not
 
@@ -211,14 +204,6 @@ def memory_limit(image: Image.Image, num_sharing: int = 1) -> str:
         f"the {free / 1e9:.1f} GB that is free{each}, and {kind} cannot be read by region; "
         "save the image as a tiled TIFF, whose size is not limited"
     )
-
-
-def decoded_alone(image: Image.Image) -> AbstractContextManager[Any]:
-    """Return a context in which a huge image is checked and decoded; threads enter it one at a time.
-
-    Otherwise, two threads would count the same free memory.
-    """
-    return _DECODING_HUGE if _is_huge(image) else nullcontext()
 
 
 def decoding_bytes(image: Image.Image) -> int:
@@ -413,12 +398,13 @@ def opened(path: Path | bytes, limit: SizeLimit = pixel_limit) -> Iterator[tuple
 def _accepted(file: IO[bytes], limit: SizeLimit) -> Iterator[Image.Image]:
     """Yield the image in an open file; raise BadImage if it is too large, shorter than its header says, or animated."""
     # Pass an open file: given a path, Pillow memory-maps some TIFFs and scrambles rotated ones.
-    with open_of_any_size(file) as image, decoded_alone(image):
+    with open_of_any_size(file) as image, _DECODING_HUGE if _is_huge(image) else nullcontext():
         problem = limit(image)
         if problem:
             raise TooLarge(problem, "too large")
         check_length(image, file)
-        _check_still(image)
+        if image.format in ANIMATED_FORMATS and getattr(image, "is_animated", False):
+            raise BadImage("animated images are not supported", "animated image")
         _check_planes(image)
         yield image
 
@@ -446,11 +432,6 @@ def open_file(path: Path | bytes) -> IO[bytes]:
     if not size:
         raise BadImage("the file is empty", "empty file")
     return BytesIO(path) if isinstance(path, bytes) else path.open("rb")
-
-
-def _check_still(image: Image.Image) -> None:
-    if image.format in ANIMATED_FORMATS and getattr(image, "is_animated", False):
-        raise BadImage("animated images are not supported", "animated image")
 
 
 def _check_planes(image: Image.Image) -> None:

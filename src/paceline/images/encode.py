@@ -21,7 +21,6 @@ from paceline.core.errors import UserError
 from paceline.core.files import replacing
 from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.images.decode import (
-    PNG_GREY_AND_ALPHA,
     SIXTEEN_BIT_MODES,
     BadImage,
     check_bounded,
@@ -31,7 +30,6 @@ from paceline.images.decode import (
     loses_bits,
     memory_limit,
     opened,
-    png_colour_type,
     to_array,
     to_pillow,
     turn_upright,
@@ -389,7 +387,10 @@ def read_image(path: Path, channels: int = 3, pixels: PixelFormat = EIGHT_BITS) 
     networks trained on either, unless the networks have a declared range of values, which images must not exceed.
     """
     header = _planes_header(path, channels)
-    if not pixels.is_full_range or _is_stack_of(channels, header):
+    is_stack = header is not None and header.is_stack  # otherwise, the first page may be a grey or RGB image
+    if header and channels in GREY_AND_RGB:
+        is_stack &= header.channels == channels and not header.are_positions
+    if not pixels.is_full_range or is_stack:
         return _read_planes(path, channels, pixels)
     image = _read_grey_or_colour(path)
     check_channels(image.pixels.shape[-1], channels)
@@ -409,13 +410,6 @@ def _planes_header(path: Path, channels: int) -> PlanesHeader | None:
         if channels in GREY_AND_RGB:
             return None
         raise
-
-
-def _is_stack_of(channels: int, header: PlanesHeader | None) -> bool:
-    """Return whether a file's planes are the networks' channels. If not, its first page may be a grey or RGB image."""
-    if header is None or not header.is_stack:
-        return False
-    return channels not in GREY_AND_RGB or (header.channels == channels and not header.are_positions)
 
 
 def _read_planes(path: Path, channels: int, pixels: PixelFormat) -> ImageData:
@@ -464,15 +458,10 @@ def _read_grey_or_colour(path: Path) -> ImageData:
             if deep is not None:
                 pixels, alpha, note = deep
                 return ImageData(pixels, alpha, profile, "; ".join(filter(None, (*notes, note))))
-            notes.append("16-bit colours were read as 8-bit: this kind of TIFF is not supported")
-        elif has_extra_channels(image):
+        if has_extra_channels(image):
             notes.append(EXTRA_CHANNELS_IGNORED)
-        else:
-            # Pillow reads 16-bit grey with alpha as colour.
-            grey = grey or (image.format == "PNG" and png_colour_type(file) == PNG_GREY_AND_ALPHA)
-            if loses_bits(image, file):
-                kind = "grey and alpha channels were" if grey else "colours were"
-                notes.append(f"16-bit {kind} read as 8-bit{'' if grey else '; use TIFF to keep 16 bits'}")
+        if loses_bits(image, file):
+            notes.append("16-bit colours were read as 8-bit; use RGB TIFF to keep 16 bits")
         load_undamaged(image, file)  # must come before reading EXIF, which loads a PNG and ignores all errors
         exif = portable_exif(image)
         image = turn_upright(image)

@@ -180,6 +180,11 @@ def encode_directory(tags: Tags, offset: int, following: int = 0) -> bytes:
     return struct.pack("<Q", len(tags)) + b"".join(entries) + struct.pack("<Q", following) + values
 
 
+def encode_header(first: int) -> bytes:
+    """Return the header of a file whose first directory is at this position."""
+    return struct.pack("<2sHHHQ", b"II", 43, 8, 0, first)
+
+
 SMALLEST_LEVEL_PX = 1024  # levels are added until both sides are at most this long
 CENTIMETRE = 3  # a unit of resolution
 ORDER = "levels grow together"  # of the tiles; a file that was started with another order is not resumed
@@ -306,7 +311,7 @@ class PyramidFile:
         assert len(self._file.parts) == len(self._order.places)
         start = self._file.end + -self._file.end % 8
         content = b"\0" * (start - self._file.end) + self._encode_directories(name, start)
-        self._file.complete(struct.pack("<2sHHHQ", b"II", 43, 8, 0, start), content)
+        self._file.complete(encode_header(start), content)
 
     def publish(self) -> None:
         """Give a complete file its name."""

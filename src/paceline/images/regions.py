@@ -197,7 +197,9 @@ def check_page(page: Any, found: RegionFormat) -> None:
 
 def _check_stored(page: Any) -> None:
     """Raise BadImage if a page stores too little for the size in its header, which would need a huge plan."""
-    counts, needed, most = page.databytecounts, _pixel_bytes(page), MOST_EXPANSION.get(int(page.compression), 0)
+    counts, most = page.databytecounts, MOST_EXPANSION.get(int(page.compression), 0)
+    num_samples = int(page.imagelength) * int(page.imagewidth) * int(page.samplesperpixel)
+    needed = num_samples * int(page.bitspersample) // 8
     if most and all(counts) and most * sum(counts) < needed:  # a count of 0 is a part that a sparse file leaves out
         kind, than = ("pixels", "instead of") if page.compression == tiff.NONE else ("compressed pixels", "for")
         raise BadImage(f"contains {sum(counts):,} bytes of {kind} {than} {needed:,} bytes; the file is damaged")
@@ -212,11 +214,6 @@ def is_read_by_row(page: Any) -> bool:
     """Return whether a page has uncompressed strips that are too large to be read as a whole."""
     is_raw = page.compression == tiff.NONE and page.predictor == tiff.NO_PREDICTOR
     return is_raw and not page.is_tiled and _segment_bytes(page) > LARGEST_WHOLE_STRIP_BYTES
-
-
-def _pixel_bytes(page: Any) -> int:
-    """Return the size of an uncompressed page."""
-    return int(page.imagelength) * int(page.imagewidth) * int(page.samplesperpixel) * int(page.bitspersample) // 8
 
 
 def _segment_bytes(page: Any) -> int:
@@ -317,11 +314,13 @@ class TiffImage(RegionImage):
         self._num_bytes = os.fstat(self._descriptor).st_size
         self._cache: OrderedDict[tuple[int, int, int], Pixels] = OrderedDict()
         self._cached_bytes, self._lock = 0, threading.Lock()
-        try:
-            self._check_first_strip(first)
-        except BadImage:
-            self.close()
-            raise
+        is_huge = first.imagelength * first.imagewidth > PIXEL_LIMIT
+        if is_huge and not first.is_tiled and first.compression not in MOST_EXPANSION:
+            try:
+                self._decode(first, 0)  # strips may have the wrong size, which no check of the header detects
+            except BadImage:
+                self.close()
+                raise
 
     def read(self, level: int, box: Box) -> Pixels:
         """Return a region of a level, [h, w, c]."""
@@ -396,12 +395,6 @@ class TiffImage(RegionImage):
         if length and offset < tiff.TIFF_HEADER_BYTES:
             raise BadImage(f"damaged: tile {index} starts inside the header of the file")
         return offset, length
-
-    def _check_first_strip(self, page: Any) -> None:
-        """Raise BadImage if a huge page has strips of the wrong size; other checks of the header do not detect this."""
-        is_huge = page.imagelength * page.imagewidth > PIXEL_LIMIT
-        if is_huge and not page.is_tiled and page.compression not in MOST_EXPANSION:
-            self._decode(page, 0)
 
     def _decode(self, page: Any, index: int) -> Pixels:
         offset, length = self._place(page, index)

@@ -58,8 +58,8 @@ def compare(original: Pixels, small: Pixels, made: Pixels, scale: int, protocol:
     }
     for name, pixels in enlarged.items():
         sums = []
-        for block in blocks_of(*original.shape[:2], scale):
-            one, other = (levels_of(array[block.tile.source]) for array in (pixels, original))
+        for block in blocks_of(original.shape[0], original.shape[1], scale):
+            one, other = (levels_of(array[block.tile.area.slices]) for array in (pixels, original))
             pair = (luma(one), luma(other)) if protocol == "y" else (one, other)
             sums.append(block.sums(*pair, PEAK))
         psnr, ssim = Sums.total(sums).psnr(PEAK), Sums.total(sums).ssim()

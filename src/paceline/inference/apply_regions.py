@@ -26,7 +26,6 @@ from paceline.images.encode import check_channels, write_image
 from paceline.images.pyramid_file import PyramidFile, PyramidFormat, partial_files, purpose_of
 from paceline.images.rectangles import Box, Tile
 from paceline.images.regions import (
-    Level,
     Pixels,
     RegionImage,
     can_be_read_by_region,
@@ -37,7 +36,6 @@ from paceline.images.regions import (
 )
 from paceline.inference.apply import AppliedImage, Applier, ApplierSettings, ApplyProgress, Outcome, apply_whole
 from paceline.inference.files import ApplyPlan, ImageTask, SkippedImage
-from paceline.inference.receptive_field import ReceptiveField
 from paceline.inference.tiles import (
     Landing,
     Tiling,
@@ -169,18 +167,6 @@ def block_side(side_px: int, size: tuple[int, int], unit: int, scale: int) -> in
     return -(-max(size) // unit) * unit
 
 
-def note_on_part(field: ReceptiveField, box: Box, level: Level) -> str:
-    """Return a warning if the result for a part of an image differs from that part of the whole result."""
-    if not field.obstacles or (box.height, box.width) == (level.height, level.width):
-        return ""
-    return f"{field.obstacles[0]}: the result differs from the same part of the whole result"
-
-
-def tiff_tile_px(side_px: int, scale: int) -> int:
-    """Return the side of the stored tiles for blocks with this side."""
-    return next(side for side in TIFF_TILES_PX if side_px * scale % side == 0)
-
-
 class Division(NamedTuple):
     """How an image is divided. A resumed command keeps it, even if the amount of free memory differs."""
 
@@ -295,10 +281,10 @@ class RegionApplier:
             done = min(file.num_blocks_done for file in job.files.values())
             for file in job.files.values():
                 file.keep_blocks(done)
-            progress.advance(sum(block.num_pixels for block in islice(job.blocks, done)), earlier=True)
+            progress.advance(sum(block.own.num_pixels for block in islice(job.blocks, done)), earlier=True)
             for block, tiles, flag in self._computed(job, islice(job.blocks, done, None)):
                 _for_each(job.files, lambda name, file: file.append_block(tiles[name], flag))  # noqa: B023
-                progress.advance(block.num_pixels)
+                progress.advance(block.own.num_pixels)
             flags = next(iter(job.files.values())).flags()
             resumed = f"resumed after {done:,} of {len(job.blocks):,} tiles" if done else ""
             _for_each(job.files, lambda name, file: file.complete(Path(task.path).stem))
@@ -333,7 +319,7 @@ class RegionApplier:
                 box.width * self.scale,
                 channels[name],
                 image.format.dtype.name,
-                tiff_tile_px(tiling.side_px, self.scale),
+                next(side for side in TIFF_TILES_PX if tiling.side_px * self.scale % side == 0),
                 1 if settings.encoding.compression is None else settings.encoding.compression,
                 image.format.microns_per_px * image.levels[level].downsample / self.scale,
                 image.format.profile if channels[name] == image.format.channels else b"",
@@ -377,7 +363,7 @@ class RegionApplier:
             encode,
             computed,
             num_cores(),
-            num_bytes=lambda item: item[0].num_pixels * result_px,
+            num_bytes=lambda item: item[0].own.num_pixels * result_px,
             max_bytes=RESULT_BYTES,
         )
         try:
@@ -410,7 +396,11 @@ class RegionApplier:
                 whole = replace(whole, side_px=most, halo_px=halo, note=whole.note or tiling_warning(field))
         side = block_side(whole.side_px, size, unit, self.scale)
         tiling = replace(whole, side_px=side, multiple_px=field.multiple_px)
-        return replace(tiling, note=tiling.note or note_on_part(field, box, image.levels[level]))
+        is_part = size != (image.levels[level].height, image.levels[level].width)
+        if field.obstacles and is_part and not tiling.note:
+            note = f"{field.obstacles[0]}: the result differs from the same part of the whole result"
+            return replace(tiling, note=note)
+        return tiling
 
     def _channels(self, image: RegionImage) -> dict[str, int]:
         """Return the number of channels of each result, by computing a small one."""

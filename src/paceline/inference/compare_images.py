@@ -295,7 +295,7 @@ class RegionEvaluation:
                     beat()
                     for name, part in sums.items():
                         totals[index, evaluator.compared.index(name)] += torch.tensor(part, dtype=torch.float64)
-                    done += tile.num_pixels
+                    done += tile.own.num_pixels
                     advance(min(done * self.scale**2 * self.world.size, self.num_pixels))
         totals = self.world.sum(totals.to(self.world.device)).cpu()
         if self.world.is_first:  # so that each image counts once in the sum over ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import queue
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -120,7 +120,7 @@ class TileRunner:
 
         Only the rows and columns `inner` of the results are copied to the host.
         """
-        with self._on_device():
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
             inputs = {TILES: self._batch(tiles)}
             if self._untested:
                 self._try_compiled(inputs)
@@ -133,9 +133,6 @@ class TileRunner:
     def notes(self) -> list[str]:
         """Remarks about failed compilation and failed captures, to be printed."""
         return [note for note in (self._compile_note, self._graphs.note if self._graphs else "") if note]
-
-    def _on_device(self) -> AbstractContextManager[object]:
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def _batch(self, tiles: Sequence[Pixels]) -> Tensor:
         if self._copies is None:
@@ -410,19 +407,19 @@ class Composer:
         scale, tiles = self.image_model.output_scale, plan_tiles(tiling, (height, width))
         made = [Composition((height * scale, width * scale), tiling, len(tiles)) for _ in images]
         batches = list(self._batches(tiles, len(images)))
-        pixels = ([images[number][tile.source] for number, tile in batch] for batch in batches)
+        pixels = ([images[number][tile.area.slices] for number, tile in batch] for batch in batches)
         for batch, landing in zip(batches, self.pool.run_all(pixels), strict=True):
             for index, (number, tile) in enumerate(batch):
                 made[number].add(landing, index, tile, scale)
-            advance(sum(tile.num_pixels for _, tile in batch))
+            advance(sum(tile.own.num_pixels for _, tile in batch))
         return made
 
     def _batches(self, tiles: Sequence[Tile], num_images: int) -> Iterator[list[tuple[int, Tile]]]:
         """Yield the tiles of all images, each with its image's number, in batches of one shape."""
-        parts = sorted(((n, tile) for n in range(num_images) for tile in tiles), key=lambda part: part[1].shape)
-        if not self.batches_images:
-            parts = [(n, tile) for n in range(num_images) for tile in tiles]
-        for shape, some in groupby(parts, key=lambda part: part[1].shape):
+        parts = [(n, tile) for n in range(num_images) for tile in tiles]
+        if self.batches_images:
+            parts.sort(key=lambda part: part[1].area[2:])
+        for shape, some in groupby(parts, key=lambda part: part[1].area[2:]):
             group, count = list(some), self._tiles_at_once(*shape)
             for start in range(0, len(group), count):
                 yield group[start : start + count]

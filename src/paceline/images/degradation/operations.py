@@ -303,7 +303,9 @@ def random_blur_kernels(numbers: Numbers, probability: float, sinc_probability: 
     side, sigma1, sigma2, angle, beta, sinc = others
     shape = random_shape(kind, side, sigma1, sigma2, angle, beta, max_sigma)
     made = bell_kernels(shape)
-    made = torch.where(_per_kernel(sinc < sinc_probability), sinc_kernels(shape.side, _cutoff(shape.side, beta)), made)
+    lowest = torch.where(shape.side < SMALL_SINC_SIDE, math.pi / 3, math.pi / 5).to(beta.dtype)
+    filters = sinc_kernels(shape.side, lowest + (math.pi - lowest) * beta)
+    made = torch.where(_per_kernel(sinc < sinc_probability), filters, made)
     return torch.where(_per_kernel(used < probability), made, identity_kernels(made))
 
 
@@ -360,11 +362,6 @@ def identity_kernels(kernels: Tensor) -> Tensor:
     """Return kernels of the same shape that leave images unchanged."""
     row, column = _offsets(kernels)
     return ((row == 0) & (column == 0)).to(kernels.dtype).expand_as(kernels)
-
-
-def _cutoff(side: Tensor, uniform: Tensor) -> Tensor:
-    lowest = torch.where(side < SMALL_SINC_SIDE, math.pi / 3, math.pi / 5).to(uniform.dtype)
-    return lowest + (math.pi - lowest) * uniform
 
 
 def _offsets(like: Tensor) -> tuple[Tensor, Tensor]:
