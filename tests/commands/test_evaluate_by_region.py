@@ -18,7 +18,7 @@ from paceline.core.errors import UserError
 from paceline.data.image_files import accepting_huge_images
 from paceline.data.sources.pairs import Pairs
 from paceline.images.rectangles import Box
-from paceline.images.regions.open_image import open_any_image
+from paceline.images.regions import open_any_image
 
 PHOTO = np.tile(photograph("astronaut")[:110, :150], (2, 1, 1))  # 220 rows, 150 columns
 MODULES = ("decode", "regions.open_image", "deep")
@@ -68,8 +68,8 @@ def make_huge(monkeypatch: pytest.MonkeyPatch, limit: int = 9_000) -> None:
     for name in MODULES:
         monkeypatch.setattr(f"paceline.images.{name}.PIXEL_LIMIT", limit)
     monkeypatch.setattr("paceline.data.image_files.PIXEL_LIMIT", limit)
-    monkeypatch.setattr("paceline.inference.evaluate_regions.LARGEST_TILE_PX", 64)
-    monkeypatch.setattr("paceline.inference.evaluate_regions.HALOS_PER_TILE", 0)
+    monkeypatch.setattr("paceline.inference.compare_images.LARGEST_TILE_PX", 64)
+    monkeypatch.setattr("paceline.inference.compare_images.HALOS_PER_TILE", 0)
 
 
 def metrics(printed: str) -> dict[str, float]:

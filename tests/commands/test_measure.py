@@ -323,7 +323,7 @@ def test_metrics_that_are_not_measured_by_region_are_reported(
     for name, height in (("huge", 384), ("small", 192)):
         for folder in ("made", "targets"):
             save(f"{folder}/{name}.tif", rng.integers(0, 256, (height, 192, 3), dtype=np.uint8))
-    monkeypatch.setattr("paceline.images.regions.open_image.PIXEL_LIMIT", 192 * 192)
+    monkeypatch.setattr("paceline.images.regions.PIXEL_LIMIT", 192 * 192)
     assert run(["measure", "made", "targets", "--niqe", "--per-image", "each.csv"]) == 0
     printed = capsys.readouterr().out
     assert "NIQE: no mean, because it was not measured for 1 of 2 images (compared by region, or " in printed

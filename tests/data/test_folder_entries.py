@@ -25,8 +25,7 @@ from paceline.data.sources.pairs import Pairs
 from paceline.data.sources.panels import Panels
 from paceline.data.sources.photos import Photos
 from paceline.images.decode import BadImage, decode
-from paceline.inference.apply_files import plan_results
-from paceline.inference.files import SkippedImage, find_images, report_skipped
+from paceline.inference.files import SkippedImage, find_images, plan_results, report_skipped
 
 NOT_UTF8 = os.fsdecode(b"\xff\xfe.png")
 HOSTILE_NAMES = (NOT_UTF8, "two\nlines.png", "\x1b[2Jescape.png", "\u202egnp.exe.png", "ünïcode 日本.png")

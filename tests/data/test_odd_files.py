@@ -23,10 +23,9 @@ from paceline.data.sources.photos import Photos
 from paceline.images.decode import BadImage
 from paceline.images.encode import read_image
 from paceline.images.readers import EightBitReader
-from paceline.inference.apply_files import plan_results, read_headers
-from paceline.inference.apply_regions import RegionOptions
-from paceline.inference.classify import classify_files
-from paceline.inference.files import find_images
+from paceline.inference.apply_regions import RegionOptions, read_headers
+from paceline.inference.files import find_images, plan_results
+from paceline.inference.model import classify_files
 
 PHOTO = Image.fromarray(photograph("coffee")).resize((24, 20))
 ANIMATED = [PHOTO, PHOTO.rotate(180), PHOTO.rotate(90)]

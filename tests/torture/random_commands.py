@@ -58,7 +58,7 @@ REAL: dict[str, list[str]] = {
     "packed": ["packed"],
     "shards": ["shards", "shards/train-000000.tar"],
     "array": ["data.npz"],
-    "results": ["predictions.csv", "predictions.jsonl", "results"],
+    "results": ["predictions.csv", "results"],
     "config": ["settings.toml", "settings.ini", "run-sr/config.toml"],
     "code": ["recipe.py", "source.py"],
     "folder": ["several", "folder"],
@@ -150,7 +150,6 @@ def _write_texts(folder: Path) -> None:
     (folder / "settings.toml").write_text('lr = 0.01\nimages = 64\nbatch_size = "16"\n')
     (folder / "settings.ini").write_text("[train]\nlr = 0.01\n")
     (folder / "predictions.csv").write_text("file,class,probability\none.png,cat,0.9\n")
-    (folder / "predictions.jsonl").write_text('{"file": "one.png", "class": "cat"}\n')
     (folder / "folder").mkdir()
     (folder / "folder" / "text.txt").write_text("text\n")
 

@@ -76,7 +76,7 @@ def predict(
         list[str], typer.Argument(metavar="IMAGES…", help="images to classify: files, folders or glob patterns")
     ],
     top: Annotated[int, typer.Option(min=1, help="number of classes to list per image")] = 5,
-    out: Annotated[str, typer.Option(help="also write predictions to this .csv or .jsonl file", metavar="FILE")] = "",
+    out: Annotated[str, typer.Option(help="also write predictions to this .csv file", metavar="FILE")] = "",
     checkpoint: Checkpoint = "best",
     accelerator: Accelerator = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the file if it exists")] = False,

@@ -18,16 +18,13 @@ from paceline.core.files import user_path
 from paceline.core.text import print_line
 from paceline.core.types import SettingValue
 from paceline.images.encode import Encoding, check_encoding
-from paceline.inference.apply import AppliedImage, Applier, ApplierSettings, ApplyProgress
-from paceline.inference.apply_files import apply_all, plan_results, read_headers
-from paceline.inference.apply_regions import RegionOptions
-from paceline.inference.files import count_images, report_skipped
+from paceline.inference.apply import DOWNSAMPLED, AppliedImage, Applier, ApplierSettings, ApplyProgress
+from paceline.inference.apply_regions import RegionOptions, apply_all, read_headers
+from paceline.inference.files import count_images, plan_results, report_skipped
 from paceline.inference.trained import Blend, TrainedModel, open_image_model
 from paceline.parallel.world import check_devices, gpu_ids, uses_cuda
 from paceline.runs.finished_run import last_finished
 from paceline.runs.recipe import resolve_settings
-
-DOWNSAMPLED = ("", "lr", "bicubic", "sr")  # result names with `--downsample`
 
 
 def apply(path: str, arguments: list[str], out: str, options: ApplyOptions) -> int:
@@ -38,34 +35,32 @@ def apply(path: str, arguments: list[str], out: str, options: ApplyOptions) -> i
         raise UserError("--overwrite --skip-existing: cannot be combined; choose one")
     encoding = Encoding(options.format, options.quality, options.compression)
     check_encoding(encoding)
-    regions = RegionOptions(
-        options.level, options.magnification, options.region, options.skip_background, options.preview
-    )
+    regions = RegionOptions(options.level, options.magnification, options.region, options.skip_background)
     regions.check()
     devices = _devices(options)
     path, folder = last_finished(path), user_path(out)
     blend = Blend(options.interpolate, options.interpolate_with)
     image_model = open_image_model(path, options.checkpoint, blend)
-    results = _result_names(image_model, path, options)
     plan = plan_results(
         arguments,
         folder,
-        results,
+        _result_names(image_model, path, options),
         encoding,
-        regions,
+        with_masks=options.skip_background,
         overwrite=options.overwrite,
         skip_existing=options.skip_existing,
     )
     lines = [_describe(image_model, len(plan.tasks), devices), *plan.notes]
     for line in lines:
         print_line(line)
-    num_images, sizes = plan.num_images, read_headers(plan, regions, encoding.format)
+    num_images = len(plan.tasks) + len(plan.skipped)
+    sizes = read_headers(plan, regions, encoding.format)
     if sizes:
         _make_folder(folder)
     settings = ApplierSettings(
         options.tile, options.downsample, options.panel, options.precision, options.compile == "on", encoding
     )
-    applied: list[AppliedImage] = []
+    num_done = 0
     try:
         with ApplyProgress(sum(size.num_pixels for size in sizes.values())) as progress:
             applier = Applier(settings, image_model, devices)
@@ -73,17 +68,16 @@ def apply(path: str, arguments: list[str], out: str, options: ApplyOptions) -> i
                 for note in applier.new_notes():
                     print_line(note)
                 if isinstance(outcome, AppliedImage):
-                    applied.append(outcome)
+                    num_done += 1
                     print_line(outcome.summary)
                 else:
                     plan.skipped.append(outcome)
     except KeyboardInterrupt:
         # After --overwrite, --skip-existing would mistake older results for new ones.
         hint = "" if options.overwrite else "; use --skip-existing to process the rest"
-        print_line(f"{len(applied)} of {num_images} images were processed{hint}", sys.stderr)
+        print_line(f"{num_done} of {num_images} images were processed{hint}", sys.stderr)
         raise
-    _print_means(applied)
-    return report_skipped(plan.skipped, len(applied), plan.ignored, folder)
+    return report_skipped(plan.skipped, num_done, plan.ignored, folder)
 
 
 def _devices(options: ApplyOptions) -> list[torch.device]:
@@ -113,10 +107,7 @@ def _result_names(image_model: TrainedModel, path: str, options: ApplyOptions) -
     if not options.downsample:
         return image_model.results if len(image_model.results) > 1 else ("",)
     if image_model.output_scale == 1:
-        raise UserError(
-            f"--downsample {options.downsample}: only for models that upscale, "
-            f"but {path} does not change the image size; omit this option"
-        )
+        raise UserError(f"--downsample: only for models that upscale, but {path} does not change the image size")
     return DOWNSAMPLED
 
 
@@ -138,12 +129,3 @@ def _make_folder(out: Path) -> None:
             pass
     except OSError as error:
         raise UserError(f"--out {out}: cannot write to this folder: {error.strerror or error}") from None
-
-
-def _print_means(applied: Sequence[AppliedImage]) -> None:
-    """Print the mean of each metric if several images were measured."""
-    measured = [image.metrics for image in applied if image.metrics]
-    if len(measured) > 1:
-        for name in measured[0]:
-            mean = sum(metrics[name] for metrics in measured) / len(measured)
-            print_line(f"mean of {len(measured)} images: {name} {mean:.4f}")

@@ -23,7 +23,7 @@ from paceline.data.stream import cropped
 from paceline.data.worker_pool import reporting_dead_workers
 from paceline.evaluation.contract import is_classifier
 from paceline.evaluation.protocol import Protocol
-from paceline.inference.evaluate_regions import RegionEvaluation, SplitMetrics
+from paceline.inference.compare_images import RegionEvaluation, SplitMetrics
 from paceline.inference.trained import NO_BLEND, Blend, StoredModel, TrainedModel, load_weights, read_blended, uses_of
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.group import place_from

@@ -56,7 +56,7 @@ from paceline.evaluation.statistics import (
 from paceline.images.decode import PIXEL_LIMIT, BadImage, decode
 from paceline.images.deep import UnusablePlanes, read_planes_header
 from paceline.images.readers import parse_range
-from paceline.images.regions.open_image import is_huge
+from paceline.images.regions import is_huge
 from paceline.inference.compare_images import Pair, compare_regions, read_pair
 from paceline.inference.files import match_files, with_suffix
 from paceline.runs.weights import is_weights_file

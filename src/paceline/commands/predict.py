@@ -8,9 +8,8 @@ from paceline.commands.configure import choose_device
 from paceline.core.files import check_new_file, new_file
 from paceline.core.terminal import counted
 from paceline.core.text import print_line
-from paceline.inference.classify import SUFFIXES, classify_files, prediction_file
 from paceline.inference.files import count_images, find_images, report_skipped
-from paceline.inference.model import Model
+from paceline.inference.model import Model, classify_files, prediction_file
 from paceline.inference.trained import check_use, read_stored
 from paceline.runs.finished_run import last_finished
 
@@ -22,7 +21,7 @@ def predict(
 
     Return 1 if images were skipped.
     """
-    target = check_new_file(out, SUFFIXES, overwrite=overwrite) if out else None
+    target = check_new_file(out, (".csv",), overwrite=overwrite) if out else None
     device = choose_device("predict", accelerator)
     path = last_finished(path)
     stored = read_stored(path, checkpoint)
@@ -38,11 +37,11 @@ def predict(
         write = None
         if target:
             temporary = stack.enter_context(new_file(target))
-            write = stack.enter_context(prediction_file(temporary, target.suffix, top))
+            write = stack.enter_context(prediction_file(temporary, top))
         classified = classify_files(model, found.images, top, found.skipped)
         for image, classes in counted(classified, "classifying images", len(found.images)):
             num_done += 1
-            print_line(f"{image}: {', '.join(f'{one.name} ({one.probability:.1%})' for one in classes)}")
+            print_line(f"{image}: {', '.join(f'{name} ({probability:.1%})' for name, probability in classes)}")
             if write:
                 write(image, classes)
     if target:

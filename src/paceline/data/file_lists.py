@@ -19,7 +19,7 @@ from paceline.core.errors import UserError
 from paceline.core.files import user_path, write_file
 from paceline.core.text import printable
 from paceline.images.decode import BadImage, unlimited
-from paceline.images.readers import image_size
+from paceline.images.deep import image_size
 from paceline.images.tiff import TIFF_SUFFIXES
 
 SUFFIXES = {

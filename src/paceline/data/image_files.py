@@ -32,8 +32,7 @@ from paceline.data.source import LOW, Encoded, Sample, Source, group_keys, split
 from paceline.images.decode import PIXEL_LIMIT, BadImage
 from paceline.images.readers import ImageReader
 from paceline.images.rectangles import Box
-from paceline.images.regions.open_image import huge_size, open_any_image
-from paceline.images.regions.region_image import RegionImage
+from paceline.images.regions import RegionImage, huge_size, open_any_image
 
 _ACCEPTED = ContextVar("huge test images are accepted", default=False)
 

@@ -23,7 +23,6 @@ from paceline.core.types import SettingValues
 from paceline.images.degradation.second_order import (
     FIRST,
     NUM_NUMBERS,
-    NUM_ORDER_NUMBERS,
     SECOND,
     Round,
     degrade,
@@ -69,9 +68,8 @@ class EsrganSettings(UpscalingSettings):
         "bicubic",
         "how low-resolution images are made: bicubic downsampling, or two rounds of blur, resizing, noise and JPEG",
     )
-    degradation_order: Literal["random", "fixed"] = setting(
-        "random",
-        "second_order: order of the steps in a round: random for each image, or fixed: blur, resizing, noise",
+    degradation_order: Literal["fixed", "random"] = setting(
+        "fixed", "second_order: blur, resizing and noise have this order; `random` only occurs in older runs"
     )
     max_blur: float = setting(3.0, "second_order: largest sigma of the first blur in px; the second uses half", above=0)
     max_noise: float = setting(
@@ -117,7 +115,6 @@ class Esrgan(UpscalingRecipe):
         "real_esrgan": {
             **ADVERSARIAL,
             "degradation": "second_order",
-            "degradation_order": "fixed",
             "logits": "pixel",
             "relativistic": False,
             "pixel": 0.5,
@@ -150,8 +147,6 @@ class Esrgan(UpscalingRecipe):
         self.rounds = _rounds(settings)
         if settings.degradation == "second_order":
             self.draws = {"degradation": Draw((NUM_NUMBERS,), "uniform")}
-            if settings.degradation_order == "random":
-                self.draws["degradation_order"] = Draw((NUM_ORDER_NUMBERS,), "uniform")
             conditions = {name: getattr(settings, name) for name in DEGRADATION_SETTINGS}
             self.evaluation = dataclasses.replace(self.evaluation, conditions=conditions)
 
@@ -185,7 +180,7 @@ class Esrgan(UpscalingRecipe):
         """Return low-resolution images: downsampled (bicubic) or, with `second_order`, degraded as real photographs."""
         if "degradation" not in self.draws:
             return super().degrade(high, batch)
-        return degrade(high, batch["degradation"], self.output_scale, *self.rounds, batch.get("degradation_order"))
+        return degrade(high, batch["degradation"], self.output_scale, *self.rounds)
 
 
 def _check(settings: EsrganSettings, spec: DataSpec, *, per_pixel: bool) -> None:
@@ -200,6 +195,8 @@ def _check(settings: EsrganSettings, spec: DataSpec, *, per_pixel: bool) -> None
             "degradation=second_order: simulates 8-bit JPEG files with 1 or 3 channels, but the images are "
             f"{spec.pixel_format} with {spec.channels} channels; use --set degradation=bicubic"
         )
+    if settings.degradation == "second_order" and settings.degradation_order == "random":
+        raise UserError("degradation_order=random: no longer supported; use --set degradation_order=fixed")
     if per_pixel:
         check_sides(spec, SIDES_MULTIPLE_OF, "logits=pixel")
 

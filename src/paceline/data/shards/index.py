@@ -17,7 +17,7 @@ from paceline.core.storage.files import Span, StoredFile
 from paceline.core.storage.reader import Reader
 from paceline.data.file_lists import SUFFIXES
 from paceline.images.decode import BadImage
-from paceline.images.readers import image_size
+from paceline.images.deep import image_size
 
 VERSION = 1
 SUFFIX = ".index.json"

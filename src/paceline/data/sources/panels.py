@@ -42,7 +42,7 @@ from paceline.data.source import (
     parse_panels,
 )
 from paceline.images.decode import BadImage, arrange_image, check_grey_or_rgb
-from paceline.images.readers import image_size
+from paceline.images.deep import image_size
 
 
 def stained_tissue() -> dict[str, NDArray[np.uint8]]:

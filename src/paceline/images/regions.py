@@ -1,4 +1,4 @@
-"""Reads TIFF, BigTIFF and OME-TIFF files by region, at any level of a pyramid."""
+"""Images that are read by region, because they may be larger than memory: TIFF pyramids and whole slides."""
 
 from __future__ import annotations
 
@@ -7,26 +7,115 @@ import os
 import re
 import threading
 import zlib
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tifffile
+from numpy.typing import NDArray
 
+from paceline.core.registry import is_installed
 from paceline.images import tiff
-from paceline.images.decode import PILLOW_COMPRESSIONS, PIXEL_LIMIT, BadImage, reason_of
+from paceline.images.decode import (
+    PILLOW_COMPRESSIONS,
+    PIXEL_LIMIT,
+    BadImage,
+    decode_full_depth,
+    memory_limit,
+    reason_of,
+    unlimited,
+)
 from paceline.images.deep import (
+    CODECS,
+    COLOURS,
     EXTRA_CHANNELS_IGNORED,
     GREY_AND_RGB,
     PLANES_ELSEWHERE,
     Ome,
     check_colours,
     first_series,
+    image_size,
 )
 from paceline.images.rectangles import Box
-from paceline.images.regions.region_image import Level, Pixels, RegionFormat, RegionImage
+
+Pixels = NDArray[Any]  # uint8 or uint16 [h, w, c]
+
+
+@dataclass(frozen=True)
+class Level:
+    """One resolution of an image."""
+
+    height: int
+    width: int
+    downsample: float  # how many pixels of the full resolution a pixel covers, along one side
+
+
+@dataclass(frozen=True)
+class RegionFormat:
+    """The pixels of an image, which are the same at every level."""
+
+    channels: int
+    dtype: np.dtype[Any]
+    microns_per_px: float = 0.0  # at full resolution; 0 if unknown
+    magnification: float = 0.0  # of the objective; 0 if unknown
+    profile: bytes = b""
+    note: str = ""
+    has_alpha: bool = False  # whether the file has an alpha channel, which is not one of the channels
+
+
+class RegionImage(ABC):
+    """An image whose regions can be read, by several threads at once. Close it after use."""
+
+    levels: tuple[Level, ...]
+    format: RegionFormat
+    only_by_region = False  # whether no other reader can decode the file
+
+    @abstractmethod
+    def read(self, level: int, box: Box) -> Pixels:
+        """Return a region that lies inside a level; raise BadImage if its pixels are damaged."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the file."""
+
+    def __enter__(self) -> RegionImage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def choose_level(image: RegionImage, level: int, magnification: float) -> int:
+    """Return the level with the given number or magnification; raise BadImage if there is none."""
+    if not magnification:
+        if level >= len(image.levels):
+            raise BadImage(f"--level {level}: the image has no such level; the last one is {len(image.levels) - 1}")
+        return level
+    objective = image.format.magnification
+    if not objective:
+        raise BadImage(f"--magnification {magnification:g}: the file does not state its magnification; use --level")
+    available = [objective / one.downsample for one in image.levels]
+    nearest = min(range(len(available)), key=lambda number: abs(available[number] / magnification - 1))
+    if abs(available[nearest] / magnification - 1) > 0.05:
+        listed = ", ".join(f"{one:.3g}" for one in available)
+        raise BadImage(f"--magnification {magnification:g}: the image has magnifications {listed}; choose one of them")
+    return nearest
+
+
+def choose_box(level: Level, region: Box | None) -> Box:
+    """Return the requested part of a level, or all of it; raise BadImage if it is not inside the level."""
+    if region is None:
+        return Box(0, 0, level.height, level.width)
+    if region.bottom > level.height or region.right > level.width:
+        asked = f"{region.left},{region.top},{region.width},{region.height}"
+        raise BadImage(f"--region {asked}: is outside the image, which has {level.width}×{level.height} pixels")
+    return region
+
 
 LARGEST_SEGMENT_BYTES = 256 << 20  # of a decoded tile or strip
 LARGEST_WHOLE_STRIP_BYTES = 16 << 20  # of an uncompressed strip; from larger ones, only the requested rows are read
@@ -55,25 +144,17 @@ def planes_of(level: Any) -> list[Any]:
     raise BadImage(f"{what}; save one file per time point, depth or position")
 
 
-class Samples(NamedTuple):
-    """Which samples of a page are used."""
+def choose_samples(page: Any, channels: int) -> tuple[int, str, bool]:
+    """Return how many samples of a page are channels, a note about the others, and whether one is transparency.
 
-    num_used: int  # the first ones
-    note: str = ""  # about the others
-    has_alpha: bool = False
-
-
-def samples_of(page: Any, channels: int) -> Samples:
-    """Return the samples that are channels, for networks with a number of channels; 0 for all channels.
-
-    Networks for grey and RGB images read only the colours of an RGB image.
+    Networks for grey and RGB images, with 1 or 3 `channels`, read only the colours of an RGB image.
     """
     colours = 3 if page.photometric in (tiff.RGB, tiff.YCBCR) else 1
     if page.samplesperpixel > colours and page.extrasamples and page.extrasamples[0] in tiff.ALPHA:
-        return Samples(colours, "transparency is ignored", has_alpha=True)
+        return colours, "transparency is ignored", True
     if page.samplesperpixel > colours > 1 and channels in GREY_AND_RGB:
-        return Samples(colours, EXTRA_CHANNELS_IGNORED)
-    return Samples(page.samplesperpixel)
+        return colours, EXTRA_CHANNELS_IGNORED, False
+    return page.samplesperpixel, "", False
 
 
 def check_page(page: Any, found: RegionFormat) -> None:
@@ -109,13 +190,16 @@ def check_page(page: Any, found: RegionFormat) -> None:
     if segment > LARGEST_SEGMENT_BYTES and not is_read_by_row(page):
         what = "tiles" if page.is_tiled else "strips"
         raise BadImage(f"{what} of {segment / 1e6:,.0f} MB cannot be read by region; save the image with smaller tiles")
-    if not is_plain:
-        _check_codec(page)
+    if not is_plain and not is_installed(CODECS):
+        name = getattr(page.compression, "name", page.compression)
+        raise BadImage(f"{name} compression needs the package imagecodecs: pip install 'paceline[slides]'")
 
 
 def _check_stored(page: Any) -> None:
     """Raise BadImage if a page stores too little for the size in its header, which would need a huge plan."""
-    counts, needed, most = page.databytecounts, _pixel_bytes(page), MOST_EXPANSION.get(int(page.compression), 0)
+    counts, most = page.databytecounts, MOST_EXPANSION.get(int(page.compression), 0)
+    num_samples = int(page.imagelength) * int(page.imagewidth) * int(page.samplesperpixel)
+    needed = num_samples * int(page.bitspersample) // 8
     if most and all(counts) and most * sum(counts) < needed:  # a count of 0 is a part that a sparse file leaves out
         kind, than = ("pixels", "instead of") if page.compression == tiff.NONE else ("compressed pixels", "for")
         raise BadImage(f"contains {sum(counts):,} bytes of {kind} {than} {needed:,} bytes; the file is damaged")
@@ -126,23 +210,10 @@ def _check_stored(page: Any) -> None:
         raise BadImage(f"contains {len(counts):,} {what} instead of {num_segments:,}; the file is damaged")
 
 
-def _check_codec(page: Any) -> None:
-    try:
-        import imagecodecs  # noqa: F401
-    except ImportError:
-        name = getattr(page.compression, "name", page.compression)
-        raise BadImage(f"{name} compression needs the package imagecodecs: pip install 'paceline[slides]'") from None
-
-
 def is_read_by_row(page: Any) -> bool:
     """Return whether a page has uncompressed strips that are too large to be read as a whole."""
     is_raw = page.compression == tiff.NONE and page.predictor == tiff.NO_PREDICTOR
     return is_raw and not page.is_tiled and _segment_bytes(page) > LARGEST_WHOLE_STRIP_BYTES
-
-
-def _pixel_bytes(page: Any) -> int:
-    """Return the size of an uncompressed page."""
-    return int(page.imagelength) * int(page.imagewidth) * int(page.samplesperpixel) * int(page.bitspersample) // 8
 
 
 def _segment_bytes(page: Any) -> int:
@@ -199,7 +270,6 @@ def magnification(page: Any) -> float:
 
 
 CACHE_BYTES = 128 << 20  # decoded tiles, since neighbouring regions share tiles
-LAST_BYTES = 64  # of a JPEG tile, in which its end is expected
 
 
 class TiffImage(RegionImage):
@@ -220,7 +290,7 @@ class TiffImage(RegionImage):
                 Level(pages[0].imagelength, pages[0].imagewidth, heights[0] / pages[0].imagelength)
                 for pages in self._pages
             )
-            kept, note, has_alpha = samples_of(first, channels)
+            kept, note, has_alpha = choose_samples(first, channels)
             if len(self._file.series) > 1:
                 note += f"{'; ' * bool(note)}only the first of {len(self._file.series)} images in the file was read"
             self._kept, self.only_by_region = kept, first.compression not in PILLOW_COMPRESSIONS
@@ -244,11 +314,13 @@ class TiffImage(RegionImage):
         self._num_bytes = os.fstat(self._descriptor).st_size
         self._cache: OrderedDict[tuple[int, int, int], Pixels] = OrderedDict()
         self._cached_bytes, self._lock = 0, threading.Lock()
-        try:
-            self._check_first_strip(first)
-        except BadImage:
-            self.close()
-            raise
+        is_huge = first.imagelength * first.imagewidth > PIXEL_LIMIT
+        if is_huge and not first.is_tiled and first.compression not in MOST_EXPANSION:
+            try:
+                self._decode(first, 0)  # strips may have the wrong size, which no check of the header detects
+            except BadImage:
+                self.close()
+                raise
 
     def read(self, level: int, box: Box) -> Pixels:
         """Return a region of a level, [h, w, c]."""
@@ -262,12 +334,6 @@ class TiffImage(RegionImage):
     def has_all_tiles(self, level: int) -> bool:
         """Return whether the file contains all tiles of a level; a sparse file leaves some out."""
         return all(all(page.databytecounts) for page in self._pages[level])
-
-    def check_ends(self, level: int, box: Box) -> None:
-        """Raise BadImage if a JPEG tile of a region has no end, without decoding it; other decoders may accept it."""
-        for page in self._pages[level]:
-            for index, _ in segments_in(page, box):
-                self._check_end(page, index)
 
     def close(self) -> None:
         """Close the file."""
@@ -330,22 +396,6 @@ class TiffImage(RegionImage):
             raise BadImage(f"damaged: tile {index} starts inside the header of the file")
         return offset, length
 
-    def _check_first_strip(self, page: Any) -> None:
-        """Raise BadImage if a huge page has strips of the wrong size; other checks of the header do not detect this."""
-        is_huge = page.imagelength * page.imagewidth > PIXEL_LIMIT
-        if is_huge and not page.is_tiled and page.compression not in MOST_EXPANSION:
-            self._decode(page, 0)
-
-    def _check_end(self, page: Any, index: int) -> None:
-        offset, length = self._place(page, index)
-        if page.compression != tiff.JPEG or not length:
-            return
-        last = min(length, LAST_BYTES)
-        if tiff.END_OF_JPEG in os.pread(self._descriptor, last, offset + length - last):
-            return
-        if tiff.END_OF_JPEG not in os.pread(self._descriptor, min(length, LARGEST_SEGMENT_BYTES), offset):
-            raise BadImage(f"damaged: tile {index} is truncated")
-
     def _decode(self, page: Any, index: int) -> Pixels:
         offset, length = self._place(page, index)
         height, width, _, down = grid_of(page)
@@ -407,3 +457,158 @@ def _unpack(page: Any, stored: bytes, shape: tuple[int, int, int]) -> Pixels:
     if page.predictor == tiff.HORIZONTAL:
         np.cumsum(pixels, axis=1, dtype=pixels.dtype, out=pixels)
     return pixels
+
+
+class WholeImage(RegionImage):
+    """A PNG, JPEG or other image as 8-bit grey, 16-bit grey or 8-bit RGB, limited by the free memory."""
+
+    def __init__(self, path: Path, num_sharing: int = 1) -> None:
+        """Decode an image. The free memory is divided among `num_sharing` processes that decode it."""
+        limit = partial(memory_limit, num_sharing=num_sharing)
+        self._pixels = decode_full_depth(path, limit, may_lose_bits=True)
+        height, width, channels = self._pixels.shape
+        self.levels = (Level(height, width, 1.0),)
+        self.format = RegionFormat(channels, self._pixels.dtype)
+
+    def read(self, level: int, box: Box) -> Pixels:
+        """Return a region, [h, w, c]."""
+        return self._pixels[box.slices]
+
+    def close(self) -> None:
+        """Do nothing, since the file is closed after decoding."""
+
+
+SLIDE_SUFFIXES = (".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".vmu", ".bif", ".svslide")  # only SVS is tested
+
+
+class SlideImage(RegionImage):
+    """A slide that openslide recognises. Areas that were not scanned are white.
+
+    openslide interpolates between the pixels of a level if its downsampling factor is not an integer, as usual in SVS
+    files, and accepts truncated tiles. So a level is read as TIFF if the file is one and contains all tiles.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import openslide
+        except ImportError:
+            raise BadImage(f"{path.suffix} files need the package openslide: pip install 'paceline[slides]'") from None
+        try:
+            self._slide = openslide.OpenSlide(str(path))
+            properties = self._slide.properties
+            self.levels = tuple(
+                Level(height, width, downsample)
+                for (width, height), downsample in zip(
+                    self._slide.level_dimensions, self._slide.level_downsamples, strict=True
+                )
+            )
+            profile = self._slide.color_profile if hasattr(self._slide, "color_profile") else None
+            self.format = RegionFormat(
+                COLOURS,
+                np.dtype(np.uint8),
+                _number(properties.get("openslide.mpp-x")),
+                _number(properties.get("openslide.objective-power")),
+                profile.tobytes() if profile is not None else b"",
+            )
+        except Exception as error:
+            raise BadImage(f"openslide cannot read this slide: {' '.join(str(error).split())}") from error
+        self._tiff = _as_tiff(path, self.levels)
+
+    def read(self, level: int, box: Box) -> Pixels:
+        """Return a region of a level, [h, w, 3]."""
+        downsample = self.levels[level].downsample
+        if self._tiff and self._tiff.has_all_tiles(level):
+            return self._tiff.read(level, box)
+        corner = round(box.left * downsample), round(box.top * downsample)
+        try:
+            region = np.asarray(self._slide.read_region(corner, level, (box.width, box.height)))
+        except Exception as error:
+            raise BadImage(f"damaged: {' '.join(str(error).split())}") from error
+        colours, alpha = region[..., :3], region[..., 3:].astype(np.uint16)
+        if (alpha == 255).all():
+            return np.ascontiguousarray(colours)
+        blended: Pixels = ((colours * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
+        return blended
+
+    def close(self) -> None:
+        """Close the file."""
+        self._slide.close()
+        if self._tiff:
+            self._tiff.close()
+
+
+def is_slide(path: Path) -> bool:
+    """Return whether a file has the suffix of a whole slide."""
+    return path.suffix.lower() in SLIDE_SUFFIXES
+
+
+def _as_tiff(path: Path, levels: tuple[Level, ...]) -> TiffImage | None:
+    """Return the slide as a TIFF; None if it cannot be read as one with the same levels."""
+    try:
+        tiff = TiffImage(path)
+    except (BadImage, OSError):
+        return None
+    sizes = [(one.height, one.width) for one in levels]
+    is_alike = tiff.format.channels == COLOURS and tiff.format.dtype == np.uint8
+    if is_alike and sizes == [(one.height, one.width) for one in tiff.levels]:
+        return tiff
+    tiff.close()
+    return None
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text or 0)
+    except ValueError:
+        return 0.0
+
+
+def can_be_read_by_region(path: Path) -> bool:
+    """Return whether a file has the suffix of a TIFF or a whole slide."""
+    return is_slide(path) or path.suffix.lower() in tiff.TIFF_SUFFIXES
+
+
+def open_region_image(path: Path, channels: int = 0) -> RegionImage:
+    """Open a TIFF or a whole slide; raise BadImage if it cannot be read by region.
+
+    For networks with 1 or 3 `channels`, only the colours of an RGB image are read.
+    """
+    try:
+        return SlideImage(path) if is_slide(path) else TiffImage(path, channels)
+    except OSError as error:
+        raise BadImage(error.strerror or str(error)) from error
+
+
+def open_any_image(path: Path, num_sharing: int = 1, channels: int = 0) -> RegionImage:
+    """Open an image of any format; one that cannot be read by region is decoded, if it fits in memory.
+
+    The free memory is divided among `num_sharing` processes.
+    """
+    return open_region_image(path, channels) if can_be_read_by_region(path) else WholeImage(path, num_sharing)
+
+
+def is_huge(path: Path) -> bool:
+    """Return whether an image has more pixels than are processed at once; False if it cannot be read."""
+    try:
+        return huge_size(path) is not None
+    except BadImage:
+        return False
+
+
+def huge_size(path: Path) -> tuple[int, int] | None:
+    """Return the height and width of an image that is too large to be decoded as a sample; None if it is not.
+
+    The free memory does not matter here, so that the same files are used on every machine. Raise BadImage if a huge
+    TIFF or a whole slide cannot be read by region.
+    """
+    if can_be_read_by_region(path):
+        try:
+            with open_region_image(path) as image:
+                height, width = image.levels[0].height, image.levels[0].width
+        except BadImage:
+            if is_small_tiff(path):  # it is not read by region, so the reason does not matter
+                return None
+            raise
+    else:
+        height, width = image_size(path, unlimited)
+    return (height, width) if height * width > PIXEL_LIMIT else None

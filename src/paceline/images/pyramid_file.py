@@ -58,43 +58,42 @@ class JournaledFile:
         records = _read(journal, first_line) if path.is_file() else b""
         self._file = os.open(path, flags | (0 if records else os.O_TRUNC), 0o666)
         self._opened.append(self._file)
-        if records:
-            self._resume(records, header_bytes)
-        self._end = self.parts[-1].offset + self.parts[-1].length if self.parts else header_bytes
-        os.ftruncate(self._file, self._end)
-        os.ftruncate(self._log, 0 if not records else len(first_line) + RECORD.size * len(self.parts))
+        self.end = header_bytes  # the position after the last part
+        for length, checksum, flag in RECORD.iter_unpack(records):  # up to the first damaged part
+            content = os.pread(self._file, length, self.end)
+            if len(content) < length or zlib.crc32(content) != checksum:
+                break
+            self.parts.append(Part(self.end, length, flag))
+            self.end += length
+        os.ftruncate(self._file, self.end)
+        os.ftruncate(self._log, len(first_line) + RECORD.size * len(self.parts) if records else 0)
         if not records:
             _write(self._log, first_line)
 
     def append(self, content: bytes, flag: int = 0) -> None:
         """Write the next part, then record it."""
-        _write_at(self._file, content, self._end)
+        _write_at(self._file, content, self.end)
         _write(self._log, RECORD.pack(len(content), zlib.crc32(content), flag))
-        self.parts.append(Part(self._end, len(content), flag))
-        self._end += len(content)
+        self.parts.append(Part(self.end, len(content), flag))
+        self.end += len(content)
 
     def read(self, number: int) -> bytes:
         """Return a finished part."""
         part = self.parts[number]
         return os.pread(self._file, part.length, part.offset)
 
-    def places(self, numbers: NDArray[np.int64]) -> tuple[bytes, bytes]:
-        """Return the offsets and lengths of parts as 64-bit numbers."""
-        places = np.array([part[:2] for part in self.parts], "<u8").reshape(-1, 2)[numbers]
-        return places[:, 0].tobytes(), places[:, 1].tobytes()
-
     def truncate(self, num_parts: int) -> None:
         """Discard all parts from this number on."""
         if num_parts < len(self.parts):
             removed = len(self.parts) - num_parts
-            self._end = self.parts[num_parts].offset
+            self.end = self.parts[num_parts].offset
             del self.parts[num_parts:]
             os.ftruncate(self._log, os.fstat(self._log).st_size - RECORD.size * removed)
-            os.ftruncate(self._file, self._end)
+            os.ftruncate(self._file, self.end)
 
     def complete(self, header: bytes, trailer: bytes) -> None:
         """Write the header and what follows the last part to the disk."""
-        _write_at(self._file, trailer, self._end)
+        _write_at(self._file, trailer, self.end)
         _write_at(self._file, header, 0)
         sync_open(self._file)
 
@@ -104,25 +103,10 @@ class JournaledFile:
         self._journal.unlink()
         self.close()  # last, since this releases the lock
 
-    @property
-    def end(self) -> int:
-        """The position after the last part."""
-        return self._end
-
     def close(self) -> None:
         """Close the files, unless they are already closed; what has been written so far is kept."""
         while self._opened:
             os.close(self._opened.pop())
-
-    def _resume(self, records: bytes, header_bytes: int) -> None:
-        """Keep the recorded parts, up to the first damaged one."""
-        offset = header_bytes
-        for length, checksum, flag in RECORD.iter_unpack(records):
-            content = os.pread(self._file, length, offset)
-            if len(content) < length or zlib.crc32(content) != checksum:
-                return
-            self.parts.append(Part(offset, length, flag))
-            offset += length
 
 
 def purpose_of(journal: Path) -> JsonObject | None:
@@ -279,10 +263,6 @@ class TileOrder:
         self.ends = np.cumsum(np.bincount(owner)).tolist()  # the number after the last tile of each block
         self.starts = [0, *self.ends[:-1]]
 
-    def number(self, place: Place) -> int:
-        """Return the position of a tile."""
-        return int(self.numbers[place.level][place.row, place.column])
-
 
 class PyramidFile:
     """A pyramid that is being written, in a hidden file next to the final one."""
@@ -326,17 +306,6 @@ class PyramidFile:
             for tile in ordered_map(self._half_tile, list(level), num_cores()):
                 self._file.append(tile)
 
-    def preview(self) -> Pixels:
-        """Return the level with the lowest resolution, [h, w, c]."""
-        level = len(self.form.sizes) - 1
-        (height, width), side = self.form.sizes[level], self.form.tile_px
-        down, across = self.form.grid(level)
-        whole = np.empty((down * side, across * side, self.form.channels), self.form.dtype)
-        for row, column in np.ndindex(down, across):
-            place = Place(level, row, column)
-            whole[row * side : (row + 1) * side, column * side : (column + 1) * side] = self.tile(place)
-        return whole[:height, :width]
-
     def complete(self, name: str) -> None:
         """Write the directories. The file is then complete, but does not have its final name yet."""
         assert len(self._file.parts) == len(self._order.places)
@@ -367,7 +336,8 @@ class PyramidFile:
 
     def _directory(self, level: int, name: str) -> Tags:
         form, (height, width) = self.form, self.form.sizes[level]
-        offsets, lengths = self._file.places(self._order.numbers[level].ravel())
+        parts = np.array([part[:2] for part in self._file.parts], "<u8").reshape(-1, 2)
+        offsets, lengths = parts[self._order.numbers[level].ravel()].T
         depth = np.dtype(form.dtype).itemsize * 8
         extra = form.channels - (3 if form.channels >= 3 else 1)
         tags: Tags = {
@@ -382,8 +352,8 @@ class PyramidFile:
             317: (SHORT, [HORIZONTAL]),
             322: (LONG, [form.tile_px]),
             323: (LONG, [form.tile_px]),
-            324: (LONG8, offsets),
-            325: (LONG8, lengths),
+            324: (LONG8, offsets.tobytes()),
+            325: (LONG8, lengths.tobytes()),
             339: (SHORT, [1] * form.channels),
         }
         if extra:
@@ -399,7 +369,8 @@ class PyramidFile:
 
     def tile(self, place: Place) -> Pixels:
         """Return a finished tile at its full size."""
-        return self.form.decompress(self._file.read(self._order.number(place)))
+        number = int(self._order.numbers[place.level][place.row, place.column])
+        return self.form.decompress(self._file.read(number))
 
     def _half_tile(self, place: Place) -> bytes:
         """Return a tile of a lower level, from up to four tiles of the level before it."""
