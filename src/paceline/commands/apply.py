@@ -1,4 +1,4 @@
-"""`paceline apply`: restore, upscale or translate images of any size, on one or several devices."""
+"""`paceline apply` and `paceline predict`: use a trained model on images of any size."""
 
 from __future__ import annotations
 
@@ -7,22 +7,27 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
+from paceline.commands.configure import choose_device
 from paceline.commands.options import ApplyOptions
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
-from paceline.core.files import user_path
+from paceline.core.files import check_new_file, new_file, user_path
+from paceline.core.terminal import counted
 from paceline.core.text import print_line
 from paceline.core.types import SettingValue
 from paceline.images.encode import Encoding, check_encoding
 from paceline.inference.apply import AppliedImage, Applier, ApplierSettings, ApplyProgress
 from paceline.inference.apply_files import apply_all, plan_results, read_headers
 from paceline.inference.apply_regions import RegionOptions
-from paceline.inference.files import count_images, report_skipped
-from paceline.inference.trained import Blend, TrainedModel, open_image_model
+from paceline.inference.classify import SUFFIXES, classify_files, prediction_file
+from paceline.inference.files import count_images, find_images, report_skipped
+from paceline.inference.model import Model
+from paceline.inference.trained import Blend, TrainedModel, check_use, open_image_model, read_stored
 from paceline.parallel.world import check_devices, gpu_ids, uses_cuda
 from paceline.runs.finished_run import last_finished
 from paceline.runs.recipe import resolve_settings
@@ -147,3 +152,38 @@ def _print_means(applied: Sequence[AppliedImage]) -> None:
         for name in measured[0]:
             mean = sum(metrics[name] for metrics in measured) / len(measured)
             print_line(f"mean of {len(measured)} images: {name} {mean:.4f}")
+
+
+def predict(
+    path: str, arguments: list[str], top: int, out: str, checkpoint: str, accelerator: str, *, overwrite: bool = False
+) -> int:
+    """Print the most likely classes for each image and, if `out` is given, also write them to that file.
+
+    Return 1 if images were skipped.
+    """
+    target = check_new_file(out, SUFFIXES, overwrite=overwrite) if out else None
+    device = choose_device("predict", accelerator)
+    path = last_finished(path)
+    stored = read_stored(path, checkpoint)
+    check_use(stored, "predict", path)
+    found = find_images(arguments)
+    model = Model(stored, path, device)
+    top, count = min(top, len(model.classes)), count_images(len(found.images))
+    header = f"{stored.config.recipe_name} from {model.origin}: {len(model.classes)} classes; {count} on {device}"
+    for line in (header, *found.notes):
+        print_line(line)
+    num_done = 0
+    with ExitStack() as stack:
+        write = None
+        if target:
+            temporary = stack.enter_context(new_file(target))
+            write = stack.enter_context(prediction_file(temporary, target.suffix, top))
+        classified = classify_files(model, found.images, top, found.skipped)
+        for image, classes in counted(classified, "classifying images", len(found.images)):
+            num_done += 1
+            print_line(f"{image}: {', '.join(f'{one.name} ({one.probability:.1%})' for one in classes)}")
+            if write:
+                write(image, classes)
+    if target:
+        print_line(f"{num_done:,} of {count} → {target}" if found.skipped else f"{count} → {target}")
+    return report_skipped(found.skipped, num_done, found.ignored, target)

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
-from paceline.compare.grid import Options, PlannedRun
+from paceline.compare import Options
+from paceline.compare.grid import PlannedRun
 from paceline.config.files import PROVENANCE
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
@@ -19,7 +20,7 @@ from paceline.core.registry import is_path, names
 from paceline.data.fingerprint import describe_samples, is_same_data
 from paceline.data.open_sources import open_sources
 from paceline.launch.child import failure_reason, to_arguments
-from paceline.report.groups import check_comparable, known_strategy, make_groups, short_names
+from paceline.report.groups import check_comparable, make_groups, short_names
 from paceline.report.model import Cell, Run
 from paceline.report.reader import read_run
 from paceline.runs.finished_run import last_finished, stages_in, stages_of
@@ -75,41 +76,37 @@ def _is_run(word: str) -> bool:
 
 def finished_cells(folders: Sequence[str], across_recipes: bool) -> list[Cell]:
     """Return one cell of the comparison per run, without duplicates; raise UserError if runs cannot be compared."""
-    found: dict[Path, str] = {}  # the given paths, by resolved path
+    paths: dict[Path, str] = {}  # the given paths, by resolved path
     for path in map(last_finished, folders):
-        found.setdefault(Path(path).resolve(), path)
-    runs = [_without_wrong_speed(read_finished(path)) for path in found.values()]
+        paths.setdefault(Path(path).resolve(), path)
+    runs = [read_finished(path) for path in paths.values()]
     check_comparable(runs, across_recipes)
     labels = short_names([run.folder for run in runs])
     cells = [_cell_of(run, label) for run, label in zip(runs, labels, strict=True)]
-    _leave_out_replaced(cells)
-    _check_copies(cells)
+    for group in make_groups(cells).values():
+        by_seed: dict[int, str] = {}
+        for seed, folder in zip(group.seeds, group.runs, strict=True):
+            if by_seed.setdefault(seed, folder) != folder:  # it would count as an additional seed
+                which = f"{group.strategy}, seed {seed}"
+                raise UserError(f"{by_seed[seed]} and {folder}: the same run twice ({which}); leave one out")
     return cells
 
 
 def read_finished(path: str) -> Run:
     """Return a run's results; for a stage, make `init_from` relative to the stage's folder.
 
-    With absolute paths, runs that differ only in their seeds would not be in the same group.
+    With absolute paths, runs that differ only in their seeds would not be in the same group. A run that `--jobs`
+    trained at the same time as others has no speed, because they slowed it down.
     """
     run = read_run(path)
     start = str(run.settings.get("init_from", ""))
     stages = find_recipe(run.recipe).stages.values()
     if any({Path(start).name, Path(path).name} <= set(folders) for folders in stages):
-        return replace(run, settings={**run.settings, "init_from": os.path.relpath(start, path)})
+        run = replace(run, settings={**run.settings, "init_from": os.path.relpath(start, path)})
+    records = [CellRecord.read(folder) for folder in (Path(path), Path(path).parent)]  # the parent's is that of a stage
+    if any(record and record.side_by_side for record in records):
+        return replace(run, side_by_side=True, speed=None, seconds_per_epoch={}, gpu={})
     return run
-
-
-def without_speed(run: Run) -> Run:
-    """Return a run without its speed, because other runs slowed it down."""
-    return replace(run, side_by_side=True, speed=None, seconds_per_epoch={}, gpu={}, load_average=None)
-
-
-def _without_wrong_speed(run: Run) -> Run:
-    """Return a run without its speed if `compare --jobs` trained it at the same time as other runs."""
-    folder = Path(run.folder)
-    records = [CellRecord.read(place) for place in (folder, folder.parent)]  # a stage's record is in the parent folder
-    return without_speed(run) if any(record and record.side_by_side for record in records) else run
 
 
 def _cell_of(run: Run, label: str) -> Cell:
@@ -135,27 +132,6 @@ def _cell_of(run: Run, label: str) -> Cell:
     )
 
 
-def _leave_out_replaced(cells: Sequence[Cell]) -> None:
-    """Leave out runs that a CPU trained with another strategy than requested, if runs with that one are compared."""
-    requested = {cell.name: str(cell.run.settings.get("strategy")) for cell in cells if cell.run}
-    as_requested = {cell.strategy for cell in cells if requested[cell.name] in ("auto", cell.strategy)}
-    for cell in cells:
-        strategy = known_strategy(requested[cell.name])
-        obstacle = strategy.why_not("cpu") if strategy else ""
-        if cell.state == "done" and obstacle and cell.strategy in as_requested:
-            cell.state, cell.reason = "not measured", obstacle
-
-
-def _check_copies(cells: Sequence[Cell]) -> None:
-    """Raise UserError if a run is a copy of another, because the copy would count as an additional seed."""
-    for group in make_groups(cells).values():
-        by_seed: dict[int, str] = {}
-        for seed, folder in zip(group.seeds, group.runs, strict=True):
-            if by_seed.setdefault(seed, folder) != folder:
-                which = f"{group.strategy}, seed {seed}"
-                raise UserError(f"{by_seed[seed]} and {folder}: the same run twice ({which}); leave one out")
-
-
 # Settings that do not affect a run's results.
 IGNORED_SETTINGS = {"out", "preset", "gpus", "keep", "timeout", "join_timeout", "start_timeout"}
 IGNORED_SETTINGS |= {"loggers", "logger_wait"}
@@ -171,9 +147,9 @@ def made_from(config: Config) -> dict[str, str]:
 
 def check_kept(folder: Path, planned: Sequence[PlannedRun]) -> None:
     """Raise UserError if the folder contains runs whose settings or data differ from those of the planned runs."""
-    known: dict[str, str] = {}
+    current: dict[str, str] = {}  # the description of the current samples, by recipe
     for one in planned:
-        cell, config = one.cell, one.config
+        config = one.config
         if config is None or not _has_trained(one.folder):
             continue
         record, now = CellRecord.read(one.folder), made_from(config)
@@ -182,25 +158,17 @@ def check_kept(folder: Path, planned: Sequence[PlannedRun]) -> None:
         if names:
             changes = "; ".join(f"{name}: {before.get(name, 'none')} → {now.get(name, 'none')}" for name in names)
             raise UserError(
-                f"--out {folder}: run {cell.name} has different settings ({changes}); choose a different --out"
+                f"--out {folder}: run {one.cell.name} has different settings ({changes}); choose a different --out"
             )
-        _check_data(folder, cell, config, known)
-
-
-def _check_data(folder: Path, cell: Cell, config: Config, known: dict[str, str]) -> None:
-    """Raise UserError if a run was trained on different samples; `known` caches the hashes of the current samples."""
-    was = _samples_of(Path(config.run.out))
-    if not was:
-        return
-    if config.recipe_name not in known:
-        try:
-            known[config.recipe_name] = describe_samples(open_sources(config)["train"])
-        except (UserError, OSError):  # finished runs do not need the data; training reports missing data
-            known[config.recipe_name] = ""
-    now = known[config.recipe_name]
-    if now and not is_same_data(was, now):
-        problem = f"run {cell.name} was trained on different data ({was} → {now})"
-        raise UserError(f"--out {folder}: {problem}; use the same data to resume, or choose a different --out")
+        was = _samples_of(one.folder)
+        if was and config.recipe_name not in current:
+            current[config.recipe_name] = ""
+            with suppress(UserError, OSError):  # finished runs do not need the data; training reports missing data
+                current[config.recipe_name] = describe_samples(open_sources(config)["train"])
+        samples = current.get(config.recipe_name, "")
+        if was and samples and not is_same_data(was, samples):
+            problem = f"run {one.cell.name} was trained on different data ({was} → {samples})"
+            raise UserError(f"--out {folder}: {problem}; use the same data to resume, or choose a different --out")
 
 
 def needs_training(planned: PlannedRun) -> bool:
@@ -243,16 +211,13 @@ def read_results(planned: PlannedRun, log: Path, exit_code: int = 0) -> None:
         cell.state, cell.reason = "failed", failure_reason(log)
         return
     try:
-        run = _read_as_planned(config)
+        cell.run = _read_as_planned(config)
     except (OSError, ValueError, LookupError, TypeError) as error:
         known = isinstance(error, UserError)
         cell.state = "failed"
         cell.reason = str(error) if known else f"the run cannot be read: {type(error).__name__}: {error}"
         return
-    record = CellRecord.read(planned.folder)
-    side_by_side = record is not None and record.side_by_side
-    cell.run = replace(run, side_by_side=side_by_side)
-    CellRecord(made_from(config), finished=True, side_by_side=side_by_side).write(planned.folder)
+    CellRecord(made_from(config), finished=True, side_by_side=cell.run.side_by_side).write(planned.folder)
     cell.state = "done"
 
 

@@ -1,20 +1,21 @@
-"""The grid of runs in a comparison, its options, and why some of the runs are not possible on this machine."""
+"""The grid of runs in a comparison, and why some of the runs are not possible on this machine."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import torch
 
+from paceline.compare import Options
 from paceline.config.files import parse_assignments
 from paceline.config.flags import COMPARE_DEVICES, STRATEGIES
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
-from paceline.core.errors import UserError, unknown
+from paceline.core.errors import UserError
 from paceline.core.registry import load_class
 from paceline.core.types import SettingValue
 from paceline.parallel.strategy import Strategy, uses_one_device, why_unavailable
@@ -25,25 +26,6 @@ Flags: TypeAlias = Mapping[str, SettingValue]  # values of the settings that the
 
 LISTS = {"seed": "--seeds", "strategy": "--strategies", "devices": "--devices", "batch_size": "--batch-size"}
 PER_RUN = LISTS | {"gpus": "--gpus", "out": "--out"}  # settings that differ between runs, and their flags
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of the command; None for those that the user did not give."""
-
-    strategies: str | None = None
-    seeds: str | None = None
-    scaling: str | None = None
-    jobs: int | None = None  # maximum number of runs to train at the same time
-    verify: bool | None = None
-    step_ladder: bool | None = None
-    config_file: str = ""
-    assignments: tuple[str, ...] = ()
-
-    def given(self) -> list[str]:
-        """Return the flags given by the user that apply only to new runs or measurements."""
-        others = {"config_file": "--config", "assignments": "--set"}
-        return [others.get(f.name, _flag(f.name)) for f in fields(self) if getattr(self, f.name)]
 
 
 def check_new(folder: str, flags: Flags, options: Options) -> None:
@@ -60,8 +42,6 @@ def check_options(flags: Flags, options: Options) -> None:
             raise UserError(
                 f"--{name} {flags[name]}: cannot be combined with {LISTS[name]}; add the value to that list"
             )
-    if options.jobs is not None and options.jobs < 1:
-        raise UserError(f"--jobs {options.jobs}: must be at least 1")
     for name in parse_assignments(options.assignments):
         flag = PER_RUN.get(name.replace("-", "_"))
         if flag:
@@ -87,9 +67,9 @@ def check_recipes(configs: Mapping[str, Config]) -> None:
         if config.run.data != first.run.data:
             both = f"{first.run.data} and {config.run.data}"
             raise UserError(f"{name} and {other} would be trained on different data ({both}); choose one with --data")
-        recipes = [one.recipe_class for one in (first, config)]
-        if recipes[0].evaluation != recipes[1].evaluation:
-            both = " and ".join(recipe.evaluation.best for recipe in recipes)
+        evaluations = [one.recipe_class.evaluation for one in (first, config)]
+        if evaluations[0] != evaluations[1]:
+            both = " and ".join(evaluation.best for evaluation in evaluations)
             raise UserError(
                 f"{name} and {other} are evaluated with different metrics ({both}); compare them separately"
             )
@@ -97,9 +77,6 @@ def check_recipes(configs: Mapping[str, Config]) -> None:
 
 def _flag(setting: str) -> str:
     return f"--{setting.replace('_', '-')}"
-
-
-SCALINGS = ("strong", "weak")
 
 
 class PlannedRun(NamedTuple):
@@ -133,9 +110,6 @@ class Grid:
         """Return the grid for the recipes in `configs`; values not given by the user come from the first recipe."""
         first = next(iter(configs.values())).run
         seeds, strategies = flags.get("seed", options.seeds), flags.get("strategy", options.strategies)
-        scaling = SCALINGS[0] if options.scaling is None else options.scaling
-        if scaling not in SCALINGS:
-            raise unknown("--scaling", scaling, SCALINGS)
         chosen = _words("--strategies", STRATEGIES if strategies is None else strategies)
         for name in chosen:
             load_class("strategy", name, Strategy)  # raises UserError for an unknown strategy
@@ -144,7 +118,7 @@ class Grid:
             split_batch(batch, 1, 1)  # raises UserError for an invalid batch size
         devices = _numbers("--devices", flags.get("devices", COMPARE_DEVICES), at_least=1)
         numbers = _numbers("--seeds", first.seed if seeds is None else seeds, at_least=0)
-        return cls(tuple(configs), chosen, devices, batches, numbers, scaling == "weak")
+        return cls(tuple(configs), chosen, devices, batches, numbers, options.scaling == "weak")
 
     def cells(self, configs: Mapping[str, Config]) -> list[PlannedRun]:
         """Return all cells; if a run is not possible on this machine, its cell contains the reason."""
