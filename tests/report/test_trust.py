@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.contracts.step_ladder import MeasuredRung, StepLadder
-from paceline.report.advice import communication_share, explain, summarise
+from paceline.report.advice import explain, summarise
 from paceline.report.build import make_report, write_report
 from paceline.report.model import Cell, Explanation, Parity, Report, Run, SelectionMetric, Speed
 
@@ -60,7 +60,6 @@ def cell(
         quality={"test/top1": test},
         selection_metric=SelectionMetric(metric, top1, num_evaluated) if top1 is not None else None,
         speed=speeds,
-        seconds_per_epoch={"data": 0.1, "step": 1.0},
         gpu=gpu or {},
         losses={},
         selection_curve=[],
@@ -196,9 +195,6 @@ def test_the_largest_scaling_cost_is_reported_with_the_possible_gain() -> None:
     assert found.largest_cost == "gradients" and found.gain == pytest.approx(1 / (1 - 95 / 120 + 95 / 180) - 1)
     assert found.efficiency == pytest.approx(95 / 200)
     assert sum(rung.share or 0.0 for rung in found.rungs) == pytest.approx(1 - 95 / 200)
-    assert communication_share(measured(together=180.0, gradients=120.0, batchnorm=100.0)) == pytest.approx(
-        1 - 100 / 180
-    )
 
 
 def test_noisy_measurements_do_not_predict_an_impossible_gain() -> None:

@@ -170,7 +170,7 @@ def compare(
     --devices and --batch-size accept comma-separated lists. Run the same command again to resume.
     """
     from paceline.commands.compare import compare_recipes, compare_runs
-    from paceline.compare.cells import are_runs
+    from paceline.compare.grid import are_runs
 
     options = replace(options, config_file=config, assignments=tuple(with_vgg(set_, vgg)))
     if are_runs(what):

@@ -12,8 +12,17 @@ from rich.markdown import Markdown
 
 from paceline.commands.configure import configure
 from paceline.compare import Options
-from paceline.compare.cells import check_kept, finished_cells
-from paceline.compare.grid import LISTS, Flags, Grid, PlannedRun, check_new, check_options, check_recipes
+from paceline.compare.grid import (
+    LISTS,
+    Flags,
+    Grid,
+    PlannedRun,
+    check_kept,
+    check_new,
+    check_options,
+    check_recipes,
+    finished_cells,
+)
 from paceline.compare.training import Measured, Places, threads_prefix, train_cells
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError

@@ -16,7 +16,10 @@ from rich.console import Console
 
 from paceline.benchmarking.step_ladder import measure_ladder
 from paceline.compare import Options
-from paceline.compare.cells import (
+from paceline.compare.grid import (
+    Flags,
+    Grid,
+    PlannedRun,
     made_from,
     needs_training,
     read_results,
@@ -24,7 +27,6 @@ from paceline.compare.cells import (
     start_record,
     training_arguments,
 )
-from paceline.compare.grid import Flags, Grid, PlannedRun
 from paceline.config.flags import SETTINGS_NOT_IN_VERIFY
 from paceline.config.resolve import Config
 from paceline.contracts.step_ladder import StepLadder

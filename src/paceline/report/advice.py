@@ -239,11 +239,3 @@ def explain(ladder: StepLadder, weak: bool = False) -> Explanation:
         gain=largest.gain,
         efficiency=rungs[-1].images_per_second / rungs[0].images_per_second,
     )
-
-
-def communication_share(ladder: StepLadder) -> float | None:
-    """Return the fraction of the step time spent on communication, computed from steps with and without it."""
-    speeds = {rung.name: rung.images_per_second for rung in ladder.rungs}
-    without = speeds.get("eager", speeds.get("together"))
-    with_it = speeds.get("batchnorm", speeds.get("gradients"))
-    return None if without is None or with_it is None else max(0.0, 1 - with_it / without)

@@ -9,7 +9,7 @@ from pathlib import Path
 from paceline.contracts.step_ladder import StepLadder
 from paceline.core.files import write_file, write_json
 from paceline.core.types import SettingValue
-from paceline.report.advice import communication_share, explain, recommend, summarise
+from paceline.report.advice import explain, recommend, summarise
 from paceline.report.content import make_sections
 from paceline.report.groups import BATCH, RECIPE, STRATEGY, heading_of, make_groups
 from paceline.report.model import Cell, Group, Metric, Parity, Report, Run, Sample
@@ -36,9 +36,7 @@ def make_report(
     name = next((run.selection_metric.name for run in runs if run.selection_metric), best)
     measured = step_ladders or {}
     ladders = {key: measured[group.runs[0]] for key, group in groups.items() if group.runs[0] in measured}
-    time_split, missing = _split_time(groups, ladders)
-    if not any(run.gpu for run in runs):
-        missing.append("GPU utilisation, memory and energy (no GPU was used, or NVML is unavailable)")
+    no_gpu = ["GPU utilisation, memory and energy (no GPU was used, or NVML is unavailable)"]
     samples, progress = _samples(groups, runs)
     return Report(
         title=title,
@@ -55,13 +53,12 @@ def make_report(
             key: explain(ladder, weak=(scaling := groups[key].scaling) is not None and scaling.kind == "weak")
             for key, ladder in ladders.items()
         },
-        time_split=time_split,
         parity=dict(parity or {}),
         samples=samples,
         progress=progress,
         provenance=_provenance(runs),
         settings=_common_settings(runs),
-        not_measured=[*not_measured, *missing, *_lost_measurements(cells)],
+        not_measured=[*not_measured, *([] if any(run.gpu for run in runs) else no_gpu), *_lost_measurements(cells)],
     )
 
 
@@ -74,29 +71,6 @@ def write_report(report: Report, folder: Path) -> list[str]:
     write_file(folder / "report.md", to_markdown(report, sections, folder))
     write_file(folder / "report.html", to_html(report, sections))
     return summary
-
-
-def _split_time(
-    groups: Mapping[str, Group], ladders: Mapping[str, StepLadder]
-) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """Return the seconds per epoch by group and activity, and descriptions of what could not be measured."""
-    split: dict[str, dict[str, float]] = {}
-    missing = []
-    for key, group in groups.items():
-        seconds = group.seconds_per_epoch
-        if not seconds:
-            continue
-        row = {"data": seconds["data"]}
-        share = 0.0 if group.devices == 1 else communication_share(ladders[key]) if key in ladders else None
-        if share is None:
-            row["step"] = seconds["step"]
-            missing.append(f"communication time for {group.label} separately from compute (no step-time breakdown)")
-        else:
-            row["compute"] = seconds["step"] * (1 - share)
-            row |= {"communication": seconds["step"] * share} if group.devices > 1 else {}
-        row |= {name: seconds[name] for name in ("between_steps", "evaluation", "saving") if name in seconds}
-        split[key] = row | {"total": sum(row.values())}
-    return split, missing
 
 
 def _samples(groups: Mapping[str, Group], runs: Sequence[Run]) -> tuple[list[Sample], dict[str, list[Sample]]]:

@@ -86,7 +86,6 @@ def make_sections(report: Report, summary: Sequence[str], plots: Sequence[str]) 
         Section("Training curves", [Plots(curves)] if curves else []),
         Section("Samples", _samples(report)),
         Section("Speed", _speed(report, plots)),
-        Section("Time per epoch", _time(report, plots)),
         Section("Why not N×?", _scaling_costs(report)),
         Section("GPU", _gpu(report)),
         Section(PARITY, [part for name, parity in report.parity.items() for part in _parity(name, parity)]),
@@ -185,33 +184,6 @@ def _speed_note(groups: Sequence[Group]) -> str:
         "not how fast several GPUs are.": any(group.shares_a_gpu for group in groups),
     }
     return " ".join(note for note, applies in notes.items() if applies)
-
-
-PARTS = {
-    "data": "data wait",
-    "compute": "compute",
-    "communication": "communication",
-    "step": "compute and communication",
-    "between_steps": "between steps",
-    "evaluation": "evaluation",
-    "saving": "samples and saving",
-}
-
-
-def _time(report: Report, plots: Sequence[str]) -> list[Part]:
-    """Return how an epoch's time is spent."""
-    columns = [name for name in PARTS if any(name in row for row in report.time_split.values())]
-    rows = [
-        [report.groups[key].label, *(number(row.get(name), ".2f") for name in (*columns, "total"))]
-        for key, row in report.time_split.items()
-    ]
-    note = (
-        "Seconds per epoch, measured during the runs with the host's clock. The step time is split into communication "
-        "and compute according to the step-time breakdown. “Between steps” is the time that the training loop, such as "
-        "Lightning's Trainer, spends outside the steps."
-    )
-    table = Table([report.subject, *(PARTS[name] for name in columns), "total"], rows, note=note)
-    return [*([Plots(["time"])] if "time" in plots else []), table] if rows else []
 
 
 def _scaling_costs(report: Report) -> list[Part]:

@@ -198,7 +198,6 @@ def _group(key: GroupKey, members: Sequence[Run], name: str, differences: Mappin
             [one.images_per_second_without_loading if one else None for one in speeds]
         ),
         seconds=_summarise([run.seconds for run in members]),
-        seconds_per_epoch=_means([run.seconds_per_epoch for run in members]),
         gpu=_means([run.gpu for run in members]),
     )
 

@@ -73,7 +73,6 @@ class Run:
     quality: Mapping[str, float | None]  # metrics by name; None for NaN and infinity
     selection_metric: SelectionMetric | None
     speed: Speed | None
-    seconds_per_epoch: Mapping[str, float]
     gpu: Mapping[str, float]
     losses: Mapping[str, Curve] = field(repr=False)
     selection_curve: Curve = field(repr=False)  # values of the selection metric
@@ -154,7 +153,6 @@ class Group:
     includes_warmup: bool
     images_per_second_without_loading: Summary | None
     seconds: Summary
-    seconds_per_epoch: Mapping[str, float]
     gpu: Mapping[str, float]
     scaling: Scaling | None = None
 
@@ -258,7 +256,6 @@ class Report:
     runs: Mapping[str, Run]
     recommendation: Recommendation | None
     scaling_costs: Mapping[str, Explanation]
-    time_split: Mapping[str, Mapping[str, float]]  # seconds per epoch for each activity, and their total
     parity: Mapping[str, Parity]
     samples: Sequence[Sample]  # real images if there are any, then the last samples of each group
     progress: Mapping[str, Sequence[Sample]]  # samples during training by the label of their run

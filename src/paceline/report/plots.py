@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
-from paceline.report.content import PARTS
 from paceline.report.model import Curve, Report, is_share, metric_in_text
 
 NUM_TICKS = 5  # approximately
@@ -37,11 +36,12 @@ class Series(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A stacked bar of (name, value, CSS class) parts; `total` is the text shown at its end."""
+    """A bar, its CSS class, and the text shown at its end."""
 
     label: str
-    parts: Sequence[tuple[str, float, str]]
-    total: str
+    value: float
+    colour: str
+    text: str
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -63,9 +63,9 @@ def _short(value: float) -> str:
     return f"{value:g}"
 
 
-def _colour(number: int, kind: str = "c") -> str:
-    """Return the CSS class of a group or, for kind "t", of an activity; the palette repeats after its last colour."""
-    return f"{kind}{number % NUM_COLOURS}"
+def _colour(number: int) -> str:
+    """Return the CSS class of a group; the palette repeats after its last colour."""
+    return f"c{number % NUM_COLOURS}"
 
 
 def lines(title: str, x_name: str, y_name: str, series: Sequence[Series]) -> Markup:
@@ -111,22 +111,18 @@ def lines(title: str, x_name: str, y_name: str, series: Sequence[Series]) -> Mar
 def bars(title: str, axis: str, rows: Sequence[Bar]) -> Markup:
     """Return a horizontal bar chart as SVG."""
     height = TOP + len(rows) * (BAR + GAP) + 44
-    marks = ticks(0, max(sum(value for _, value, _ in row.parts) for row in rows) or 1.0)
+    marks = ticks(0, max(row.value for row in rows))
     to_x = _scale(0, marks[-1], 12, WIDTH - 60)
     body = [_text("title", 8, 16, title), _text("tick", to_x(marks[-1]), height - 8, axis, "end")]
     for mark in marks:
         x = to_x(mark)
         body.append(f'<line class="grid" x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{height - 40}"/>')
         body.append(_text("tick", x, height - 26, _short(mark), "middle"))
-    for number, (label, parts, total) in enumerate(rows):
-        top, start = TOP + number * (BAR + GAP) + 14, 0.0
+    for number, (label, value, colour, text) in enumerate(rows):
+        top, end = TOP + number * (BAR + GAP) + 14, to_x(value)
         body.append(_text("name", 8, top - 4, label))
-        for name, value, colour in parts:
-            width = max(to_x(start + value) - to_x(start), 0.5)
-            body.append(f'<rect class="bar {colour}" x="{to_x(start):.1f}" y="{top}" width="{width:.1f}"')
-            body.append(f' height="{BAR}"><title>{escape(label)}, {escape(name)}: {value:,.4g}</title></rect>')
-            start += value
-        body.append(_text("value", to_x(start) + 5, top + 13, total))
+        box = f'x="12" y="{top}" width="{max(end - 12, 0.5):.1f}" height="{BAR}"'
+        body += [f'<rect class="bar {colour}" {box}/>', _text("value", end + 5, top + 13, text)]
     return _svg(title, body, height)
 
 
@@ -154,7 +150,7 @@ def plot_names(report: Report) -> list[str]:
         names.append("speed")
     if any(group.scaling and group.devices > 1 for group in report.groups.values()):
         names.append("scaling")
-    return names + (["time"] if report.time_split else [])
+    return names
 
 
 def draw(name: str, report: Report) -> Markup:
@@ -163,26 +159,15 @@ def draw(name: str, report: Report) -> Markup:
     groups = [(group, _colour(number)) for number, group in enumerate(report.groups.values())]
     if kind == "speed":
         speeds = [(group.label, colour, group.images_per_second) for group, colour in groups]
-        rows = [Bar(label, [("images/s", s.mean, colour)], f"{s.mean:,.0f}") for label, colour, s in speeds if s]
+        rows = [Bar(label, s.mean, colour, f"{s.mean:,.0f}") for label, colour, s in speeds if s]
         return bars("Training speed", "images per second", rows)
     if kind == "scaling":
         rows = [
-            Bar(group.label, [(f"{group.devices} devices", one.speedup, colour)], f"{one.speedup:.2f}×")
+            Bar(group.label, one.speedup, colour, f"{one.speedup:.2f}×")
             for group, colour in groups
             if (one := group.scaling)
         ]
         return bars("Speedup over one device", "speedup", rows)
-    if kind == "time":
-        colours = {name: _colour(number, "t") for number, name in enumerate(PARTS)}
-        rows = [
-            Bar(
-                report.groups[key].label,
-                [(PARTS[part], split[part], colours[part]) for part in PARTS if part in split],
-                f"{split['total']:.2f}",
-            )
-            for key, split in report.time_split.items()
-        ]
-        return bars("Time per epoch", "seconds", rows)
     axis, _, loss = rest.partition("-")
     what = loss or metric_in_text(report.metric.name)
     unit = "loss" if loss else "%" if is_share(report.metric.name) else what.partition(" ")[2]
@@ -190,10 +175,7 @@ def draw(name: str, report: Report) -> Markup:
 
 
 def legend_of(names: Sequence[str], report: Report) -> list[tuple[str, str]]:
-    """Return the colours and labels of a legend: activities for the time plot, groups for curves, none for bars."""
-    if list(names) == ["time"]:
-        present = {name for split in report.time_split.values() for name in split}
-        return [(_colour(n, "t"), words) for n, (name, words) in enumerate(PARTS.items()) if name in present]
+    """Return the colours and labels of a legend: the groups for curves, none for bars."""
     if "speed" in names:
         return []  # each bar has its label
     return [(_colour(number), group.label) for number, group in enumerate(report.groups.values())]

@@ -17,7 +17,7 @@ from paceline.evaluation.protocol import Protocol
 from paceline.report.model import Point, Run, SampleFile, SelectionMetric, Speed
 from paceline.runs.finished_run import readable_config_of
 from paceline.runs.folder import RunFolder
-from paceline.runs.metrics import EVALUATION_SECONDS, REAL_IMAGES, SAMPLES, TRAINING_SECONDS, read_rows
+from paceline.runs.metrics import REAL_IMAGES, SAMPLES, TRAINING_SECONDS, read_rows
 from paceline.runs.record import HARDWARE, changes
 
 LOADING, STEPPING = ("time/data_seconds",), ("time/step_seconds", "time/log_seconds")
@@ -122,30 +122,6 @@ def _spread(intervals: Sequence[LogInterval]) -> float | None:
     return statistics.stdev(speeds) if len(speeds) > 1 else None
 
 
-def seconds_per_epoch(intervals: Sequence[LogInterval], lines: Sequence[Line], since: int = 0) -> dict[str, float]:
-    """Return the seconds per epoch that each activity takes, measured by the host's clock.
-
-    Activities whose time is unknown are omitted. Lines before the run's last segment, which starts at `since`
-    images, are not used.
-    """
-    lines = [line for line in lines if line.images > since]
-    taken, images = [one.line for one in intervals], sum(one.images for one in intervals)
-    last = next((line for line in reversed(lines) if line.get("epoch")), None)
-    epoch = last.get("epoch") if last else None
-    if not images or last is None or not epoch:
-        return {}
-    per_epoch = last.images / epoch / images
-    epochs = epoch * (1 - since / last.images)
-    seconds = {"data": total(taken, LOADING) * per_epoch, "step": total(taken, STEPPING) * per_epoch}
-    if all(one.settled for one in intervals):
-        seconds["between_steps"] = sum(one.seconds - one.timed_seconds for one in intervals) * per_epoch
-    if any(line.get(EVALUATION_SECONDS) is not None for line in lines):
-        seconds["evaluation"] = total(lines, [EVALUATION_SECONDS]) / epochs
-    if saving := total(lines, SAVING):  # no line includes the last save, because each line is logged before a save
-        seconds["saving"] = saving / epochs
-    return seconds
-
-
 MAX_POINTS = 150  # maximum number of points per curve; more would not be visible
 NOT_LOSSES = {"time", "lr", "ranks", "spread", "gpu", "host", "train", "validation", "test"}  # other groups of metrics
 LARGEST_VALUE = 1e300  # limit for numbers, because JSON can contain numbers that overflow a float
@@ -202,7 +178,6 @@ def read_run(path: str) -> Run:
         selection_metric=_selection(best, selected, evaluation.best),
         checkpoint=int(tested.get(TESTED_CHECKPOINT) or 0) if tested else selected.images if selected else None,
         speed=speed_of(intervals),
-        seconds_per_epoch=seconds_per_epoch(intervals, lines, since),
         gpu=_gpu([line for line in lines if line.images > since], len(set(gpus)) or record.segment.devices),
         losses=_losses(lines),
         selection_curve=_downsample([Point(line.images, line.seconds, value) for value, line in evaluated]),
