@@ -196,6 +196,6 @@ def test_export_rejects_a_fixed_size_classifier_that_was_trained_on_crops(tmp_pa
 
 def test_export_reports_missing_packages_and_invalid_arguments(rejected, monkeypatch):
     assert "--out model.pt: expected a file name ending in .onnx" in rejected("export", "x", "--out", "model.pt")
-    monkeypatch.setattr("paceline.commands.export.PACKAGES", ("onnx", "no_such_package"))
+    monkeypatch.setattr("paceline.commands.convert.PACKAGES", ("onnx", "no_such_package"))
     line = rejected("export", "nowhere", "--out", "model.onnx")
     assert "export needs " in line and "pip install 'paceline[export]'" in line

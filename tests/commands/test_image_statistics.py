@@ -21,8 +21,6 @@ from torch import Tensor, nn
 import paceline
 from paceline.cli.app import run
 from paceline.inference.trained import open_image_model
-from paceline.models.layers import normalise_by_image
-from paceline.parallel.batchnorm import synchronize
 
 NGF, SIDE = 2, 32
 
@@ -213,15 +211,6 @@ def test_evaluate_supports_the_flag_that_its_error_about_an_unreadable_image_sug
     assert "bad.png" in error and " ".join(flag) in error and run([*words, *flag]) == 0
     printed = capsys.readouterr().out
     assert "bad.png" in printed and "1 sample" in printed
-
-
-@pytest.mark.parametrize("ours", [True, False])
-def test_synchronised_batchnorm_layers_still_normalise_each_image_separately(ours: bool) -> None:
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Sequential(nn.BatchNorm2d(4)))
-    normalise_by_image(network)
-    images = torch.rand(2, 3, 8, 8)
-    wanted = network.eval()(images)
-    assert torch.equal(synchronize(network, ours=ours).eval()(images), wanted)
 
 
 @can_export

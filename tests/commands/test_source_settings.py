@@ -11,10 +11,9 @@ import pytest
 from PIL import Image
 from running import run_fork
 
-from paceline.commands.configure import configure
 from paceline.commands.new import new
 from paceline.config.files import changed_settings
-from paceline.config.resolve import Inherited, resolve
+from paceline.config.resolve import resolve
 from paceline.contracts.recipe import Recipe
 from paceline.core import registry
 from paceline.core.errors import UserError
@@ -111,25 +110,12 @@ def test_a_setting_for_another_source_is_rejected_in_an_error_that_names_that_so
         assert rejected(*layers) == line
 
 
-def test_recipe_defaults_for_one_source_are_ignored_for_other_sources(place: Path) -> None:
-    usual = configure("translation", {"preset": "pix2pix"}).run
-    assert usual.panels == "image,target"  # type: ignore[attr-defined]
-    other = configure("translation", {"preset": "pix2pix", "data": str(place / "shapes.py")}, assignments=["noise=1"])
-    assert other.run.noise == 1 and other.run.crop == 256 and "panels" not in other.values()  # type: ignore[attr-defined]
-    assert rejected(("recipe own", Inherited(degrade_nose=3))).startswith("recipe own: unknown setting 'degrade_nose'")
-
-
 def test_a_resumed_run_may_change_the_test_folder_but_not_the_training_settings() -> None:
     given = {"data": "degraded", "test_root": "here", "degrade_seed": 1, "generator.lr": 0.1}
     kept = resolve("own", Recipe, [("--set", given)], RegisteredSources()).values()
     layers = [("--set", {"data": "degraded", "test_root": "there", "degrade_seed": 2})]
     now = resolve("own", Recipe, layers, RegisteredSources())
     assert changed_settings(kept, now) == ["degrade_seed: 1 → 2", "generator.lr: 0.1 → None"]
-
-
-def test_the_last_data_argument_decides_which_source_settings_are_available() -> None:
-    layers = [("recipe", {"data": "digits"}), ("file", {"degrade_blur": 2}), ("flag", {"data": "degraded"})]
-    assert resolve("own", Recipe, layers, RegisteredSources()).run.degrade_blur == 2  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 
 import paceline
 from paceline.cli.app import run
-from paceline.commands.predict import predict
+from paceline.commands.apply import predict
 from paceline.core.errors import UserError
 from paceline.images.decode import decode_full_depth
 

@@ -34,9 +34,7 @@ from paceline.parallel.world import World, join
 from paceline.training.build import Parts, assemble
 
 BACKWARD_SHARE = 2 / 3  # fraction of a step spent in the backward pass, which can overlap with communication
-MIN_USEFUL_SPEEDUP = 1.10  # minimum speedup that makes doubling the number of devices worthwhile
 MIN_STEP_SHARE = 0.02  # lower bound relative to the shortest measured step, since extrapolation can go negative
-MAX_DEVICES = 2**16
 
 
 @dataclass(frozen=True)
@@ -125,17 +123,6 @@ def predict(measured: Measurement, link: Link | None, devices: int, batch: int) 
         exchange += measured.exchanges * link.all_reduce_seconds(0, devices)
     images = batch * measured.images_per_sample
     return Prediction(exchange, images / (compute + exchange))
-
-
-def max_useful_devices(measured: Measurement, link: Link | None, batch: int) -> int | None:
-    """Return the device count beyond which another doubling increases speed by less than 10 %; None if unlimited."""
-    devices = 1
-    while devices * 2 <= min(batch, MAX_DEVICES):
-        now, then = (predict(measured, link, count, batch).images_per_second for count in (devices, devices * 2))
-        if then < now * MIN_USEFUL_SPEEDUP:
-            return devices
-        devices *= 2
-    return None
 
 
 DEFAULT_LATENCY_SECONDS = 20e-6  # latency of one exchange between GPUs if only the bandwidth is set

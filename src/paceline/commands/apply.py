@@ -1,4 +1,4 @@
-"""`paceline apply`: restore, upscale or translate images of any size, on one or several devices."""
+"""`paceline apply` and `paceline predict`: use a trained model on images of any size."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
+from paceline.commands.configure import choose_device
 from paceline.commands.options import ApplyOptions
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
-from paceline.core.files import user_path
+from paceline.core.files import check_new_file, new_file, user_path
+from paceline.core.terminal import counted
 from paceline.core.text import print_line
 from paceline.core.types import SettingValue
 from paceline.images.encode import Encoding, check_encoding
 from paceline.inference.apply import DOWNSAMPLED, AppliedImage, Applier, ApplierSettings, ApplyProgress
 from paceline.inference.apply_regions import RegionOptions, apply_all, read_headers
-from paceline.inference.files import count_images, plan_results, report_skipped
-from paceline.inference.trained import Blend, TrainedModel, open_image_model
+from paceline.inference.files import count_images, find_images, plan_results, report_skipped
+from paceline.inference.model import Model, classify_files, prediction_file
+from paceline.inference.trained import Blend, TrainedModel, check_use, open_image_model, read_stored
 from paceline.parallel.world import check_devices, gpu_ids, uses_cuda
 from paceline.runs.finished_run import last_finished
 from paceline.runs.recipe import resolve_settings
@@ -129,3 +133,38 @@ def _make_folder(out: Path) -> None:
             pass
     except OSError as error:
         raise UserError(f"--out {out}: cannot write to this folder: {error.strerror or error}") from None
+
+
+def predict(
+    path: str, arguments: list[str], top: int, out: str, checkpoint: str, accelerator: str, *, overwrite: bool = False
+) -> int:
+    """Print the most likely classes for each image and, if `out` is given, also write them to that file.
+
+    Return 1 if images were skipped.
+    """
+    target = check_new_file(out, (".csv",), overwrite=overwrite) if out else None
+    device = choose_device("predict", accelerator)
+    path = last_finished(path)
+    stored = read_stored(path, checkpoint)
+    check_use(stored, "predict", path)
+    found = find_images(arguments)
+    model = Model(stored, path, device)
+    top, count = min(top, len(model.classes)), count_images(len(found.images))
+    header = f"{stored.config.recipe_name} from {model.origin}: {len(model.classes)} classes; {count} on {device}"
+    for line in (header, *found.notes):
+        print_line(line)
+    num_done = 0
+    with ExitStack() as stack:
+        write = None
+        if target:
+            temporary = stack.enter_context(new_file(target))
+            write = stack.enter_context(prediction_file(temporary, top))
+        classified = classify_files(model, found.images, top, found.skipped)
+        for image, classes in counted(classified, "classifying images", len(found.images)):
+            num_done += 1
+            print_line(f"{image}: {', '.join(f'{name} ({probability:.1%})' for name, probability in classes)}")
+            if write:
+                write(image, classes)
+    if target:
+        print_line(f"{num_done:,} of {count} → {target}" if found.skipped else f"{count} → {target}")
+    return report_skipped(found.skipped, num_done, found.ignored, target)

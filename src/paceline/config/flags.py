@@ -76,7 +76,7 @@ _WHOLE_RUN_SETTINGS = (
 )
 # `verify` always uses float64 without CUDA graphs.
 SETTINGS_NOT_IN_VERIFY = (*_WHOLE_RUN_SETTINGS, "precision", "graph")
-# `plan` prints the learning rates for linear and for square-root scaling.
+# `plan` predicts speed and memory, which neither of these changes.
 SETTINGS_NOT_IN_PLAN = (*_WHOLE_RUN_SETTINGS, "init_from", "scale_lr")
 
 SETTINGS_OF_EVALUATE = (

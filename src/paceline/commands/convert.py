@@ -1,7 +1,8 @@
-"""`paceline import`: convert weights from other projects to a weights file, without running their code."""
+"""`paceline import` and `paceline export`: weights from other projects, without running their code, and to ONNX."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -9,16 +10,21 @@ from paceline.commands.configure import configure
 from paceline.config.resolve import Config
 from paceline.contracts.importer import Importer
 from paceline.contracts.recipe import Recipe, single_networks
-from paceline.core.errors import UserError
-from paceline.core.files import SAFETENSORS, check_creatable, user_path
+from paceline.core.errors import UserError, install_extra
+from paceline.core.files import SAFETENSORS, check_creatable, check_new_file, new_file, user_path
 from paceline.core.registry import load_class, load_classes
+from paceline.core.terminal import activity
 from paceline.core.text import print_line
-from paceline.inference.trained import StoredModel, build, main_use, open_trained
+from paceline.inference.export import explaining_failures, largest_difference, make_exportable, write_onnx
+from paceline.inference.trained import NO_BLEND, Blend, StoredModel, build, main_use, open_trained, read_blended
+from paceline.runs.finished_run import last_finished
 from paceline.runs.recipe import load_recipe
 from paceline.runs.record import CONFIG
 from paceline.runs.weights import is_weights_file, stored_settings, write_weights
 
 ANY_NETWORK = "recognised"  # the importer that is used if the user gives no recipe
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+TOLERANCE = 1e-4  # largest allowed difference for values in [-1, 1]; about 1/78 of an 8-bit level
 
 
 def import_weights(files: list[str], recipe: str, out: str, preset: str, assignments: list[str]) -> int:
@@ -108,3 +114,28 @@ def _print_settings(importer: Importer, config: Config) -> None:
     for verb, settings in (("recognised", importer.recognised), ("assumed (not stored in the file)", importer.assumed)):
         if settings:
             print_line(f"{verb}: {', '.join(f'{name}={config.values()[name]}' for name in settings)}")
+
+
+def export(path: str, out: str, checkpoint: str, *, overwrite: bool = False, blend: Blend = NO_BLEND) -> int:
+    """Write the ONNX file, run the exported model, and print how much its results differ from PyTorch's."""
+    target = check_new_file(out, (".onnx",), overwrite=overwrite)
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"export needs {', '.join(missing)}; install with: {install_extra('export')}")
+    path = last_finished(path)
+    stored = read_blended(path, checkpoint, blend)
+    exportable = make_exportable(stored, path)
+    with new_file(target) as temporary, explaining_failures(path):
+        activity("exporting the network to ONNX")
+        write_onnx(exportable, temporary)
+        activity("comparing the ONNX model's results with PyTorch's")
+        difference = largest_difference(exportable, temporary, path)
+        if not difference <= TOLERANCE:
+            raise UserError(
+                f"--out {out}: not written, because the exported model's results differ from PyTorch's by "
+                f"{difference:.1e}, which is more than the allowed {TOLERANCE:.0e}"
+            )
+    print_line(f"{stored.config.recipe_name} from {stored.origin} → {target} ({target.stat().st_size / 1e6:.1f} MB)")
+    print_line(exportable.usage)
+    print_line(f"largest difference from PyTorch: {difference:.1e}")
+    return 0
