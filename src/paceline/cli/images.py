@@ -61,10 +61,10 @@ def measure(
     options: MeasureOptions,
     targets: Annotated[
         str,
-        typer.Argument(metavar="TARGETS", help="a folder of target images, or one image; optional with --niqe"),
+        typer.Argument(metavar="TARGETS", help="a folder of target images, or one image"),
     ] = "",
 ) -> None:
-    """Compare images from any program with their targets: PSNR, SSIM, LPIPS, NIQE, FID, IoU and Dice."""
+    """Compare images from any program with their targets: PSNR, SSIM, LPIPS, FID, IoU and Dice."""
     from paceline.commands.measure import measure as job
 
     raise typer.Exit(job(results, targets, options))

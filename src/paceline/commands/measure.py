@@ -20,8 +20,7 @@ from paceline.core.files import check_new_file, json_text, new_file, user_path
 from paceline.core.terminal import activity, counted
 from paceline.core.text import print_line, printable
 from paceline.data.file_lists import images_under
-from paceline.evaluation.features.inception import load_inception
-from paceline.evaluation.features.network import FeatureNetwork
+from paceline.evaluation.features import FeatureNetwork, load_inception
 from paceline.evaluation.image_metrics import (
     ALL_CHANNELS,
     CLASSES,
@@ -31,19 +30,14 @@ from paceline.evaluation.image_metrics import (
     SIGMA,
     WINDOW,
     Distance,
-    check_niqe_size,
     describe_rounding,
     luma,
-    niqe,
     overlaps,
     perceptual_distance,
     pixel_counts,
     protocol_label,
     psnr,
     ssim,
-)
-from paceline.evaluation.image_metrics import (
-    PROTOCOL as NIQE_PROTOCOL,
 )
 from paceline.evaluation.protocol import Protocol
 from paceline.evaluation.statistics import (
@@ -139,7 +133,7 @@ def protocol_of(row: Row) -> str:
 
 
 def means_of(rows: Sequence[Row]) -> tuple[Row, list[str]]:
-    """Return the means over the images of each protocol, and the protocols; LPIPS and NIQE if all of them have it."""
+    """Return the means over the images of each protocol, and the protocols; LPIPS if all of them have it."""
     means: Row = {}
     by_protocol: dict[str, list[Row]] = {}
     for row in rows:
@@ -155,25 +149,19 @@ MAX_LISTED = 5  # maximum number of problems to print
 
 
 def measure(results: str, targets: str, options: MeasureOptions) -> int:
-    """Compare images with their targets and print the metrics; return 1 if any file was left out.
-
-    If `targets` is empty, measure NIQE alone.
-    """
+    """Compare images with their targets and print the metrics; return 1 if any file was left out."""
     table, report = (
         check_new_file(out, (suffix,), overwrite=options.overwrite, flag=flag) if out else None
         for flag, out, suffix in ((TABLE, options.per_image, ".csv"), (REPORT, options.json_file, ".json"))
     )
-    made, real = _images(results), _images(targets) if targets else []
-    fid = None
-    if targets:
-        # Measured first, so that a wrong file is reported before anything else is measured.
-        fid = _measure_fid(with_suffix(made, options.suffix), real, options) if options.inception else None
-        rows, metrics, protocol, notes, problems = _compare_all(made, real, options, fid is not None)
-    else:
-        rows, metrics, protocol, notes, problems = _measure_alone(results, made, options)
+    if not targets:
+        raise UserError(f"{results}: no TARGETS to compare with; add them")
+    made, real = _images(results), _images(targets)
+    # Measured first, so that a wrong file is reported before anything else is measured.
+    fid = _measure_fid(with_suffix(made, options.suffix), real, options) if options.inception else None
+    rows, metrics, protocol, notes, problems = _compare_all(made, real, options, fid is not None)
     if not rows and (fid is None or options.masks or table):
-        what = f"compared with {targets}" if targets else "measured"
-        raise UserError(f"{results}: no images could be {what}: {_listed(problems)}")
+        raise UserError(f"{results}: no images could be compared with {targets}: {_listed(problems)}")
     if fid:
         metrics, protocol, notes = {**metrics, "FID": fid.value}, {**protocol, **fid.protocol}, [*notes, *fid.notes]
         if not rows:
@@ -181,12 +169,12 @@ def measure(results: str, targets: str, options: MeasureOptions) -> int:
             problems = []
     metrics |= {"count": float(len(rows))} if rows else {}
     count = f": {len(rows):,} image{'s' * (len(rows) != 1)}" if rows else ""
-    print_line(f"{results} compared with {targets}{count}" if targets else f"{results}{count}")
+    print_line(f"{results} compared with {targets}{count}")
     print_metrics(metrics, protocol, notes)
     left_out = list(dict.fromkeys([*problems, *(fid.problems if fid else ())]))
     if report:
-        about = {"results": results, **({"targets": targets} if targets else {})}
-        content = {**about, "metrics": metrics, "protocol": dict(protocol), "left_out": left_out}
+        content = {"results": results, "targets": targets, "metrics": metrics}
+        content |= {"protocol": dict(protocol), "left_out": left_out}
         with new_file(report, REPORT) as temporary:
             temporary.write_text(json_text(content, indent=1))
     if table:
@@ -237,30 +225,10 @@ def _compare_all(made: list[Path], real: list[Path], options: MeasureOptions, ha
     metrics |= overlaps(counts) if options.masks else {}
     protocol = {"protocol": " and ".join(labels), **_protocol(options, metrics, formats)}
     identical = [name for name, row in rows.items() if np.isclose(row[f"psnr[{protocol_of(row)}]"], PSNR_OF_IDENTICAL)]
-    notes = [*remarks, *_notes_on_missing_means(rows, options, distance)]
+    notes = [*remarks, *_notes_on_missing_means(rows, distance)]
     if identical:
         notes += [f"images identical to their targets ({len(identical)} of {len(rows)}): {_listed(identical)}"]
     return Outcome(rows, metrics, protocol, notes, problems)
-
-
-def _measure_alone(results: str, files: list[Path], options: MeasureOptions) -> Outcome:
-    """Measure images that have no targets."""
-    if not options.niqe:
-        raise UserError(f"{results}: no TARGETS to compare with; add them, or use --niqe, which needs no reference")
-    if options.masks or options.inception:
-        flag = "--masks" if options.masks else "--inception"
-        raise UserError(f"{flag}: needs TARGETS to compare with; add them, or omit {flag}")
-    rows: dict[str, Row] = {}
-    problems: list[str] = []
-    for file in counted(files, "measuring images", len(files)):
-        try:
-            levels = torch.from_numpy(np.array(decode(file).convert("RGB"), dtype=np.float64)).permute(2, 0, 1)
-            check_niqe_size(levels.shape[-2], levels.shape[-1], "the image")
-            rows[str(file)] = {"niqe": niqe(levels[None]).item()}
-        except (BadImage, UserError) as error:
-            problems.append(f"{file}: {error}")
-    mean = {"niqe": sum(row["niqe"] for row in rows.values()) / len(rows)} if rows else {}
-    return Outcome(rows, mean, {"niqe": NIQE_PROTOCOL}, [], problems)
 
 
 def _images(path: str) -> list[Path]:
@@ -306,20 +274,17 @@ def _measured(pair: Pair, options: MeasureOptions, distance: Distance | None) ->
     row = {"psnr": psnr(one, other, pixels.span).item(), "ssim": ssim(one, other, pixels.span).item()}
     shown = [levels * (PEAK / pixels.span) for levels in (made, real)]
     row |= {"lpips": distance(shown[0], shown[1]).item()} if distance and are_colours else {}
-    row |= {"niqe": niqe(shown[0]).item()} if options.niqe and are_colours else {}
     label = options.protocol if are_colours else ALL_CHANNELS
     return {f"{name}[{label}]": value for name, value in row.items()}
 
 
-def _notes_on_missing_means(rows: Mapping[str, Row], options: MeasureOptions, distance: Distance | None) -> list[str]:
-    """Return why there is no mean of a metric that was not measured for all images."""
-    notes = []
-    for name, is_wanted in (("lpips", distance is not None), ("niqe", options.niqe)):
-        num_missing = sum(not any(key.startswith(f"{name}[") for key in row) for row in rows.values())
-        if is_wanted and num_missing:
-            count = f"{num_missing} of {len(rows)} images (compared by region, or neither grey nor RGB)"
-            notes.append(f"{name.upper()}: no mean, because it was not measured for {count}")
-    return notes
+def _notes_on_missing_means(rows: Mapping[str, Row], distance: Distance | None) -> list[str]:
+    """Return why there is no mean of LPIPS if it was not measured for all images."""
+    num_missing = sum(not any(key.startswith("lpips[") for key in row) for row in rows.values())
+    if distance is None or not num_missing:
+        return []
+    count = f"{num_missing} of {len(rows)} images (compared by region, or neither grey nor RGB)"
+    return [f"LPIPS: no mean, because it was not measured for {count}"]
 
 
 def _protocol(options: MeasureOptions, metrics: Mapping[str, float], formats: set[PixelFormat]) -> Protocol:
@@ -327,7 +292,6 @@ def _protocol(options: MeasureOptions, metrics: Mapping[str, float], formats: se
     found |= describe_rounding(*formats) if len(formats) == 1 else {"rounded": "differs between images"}
     found |= {"ssim": f"gaussian window {WINDOW}, sigma {SIGMA}"}
     found |= {"lpips": "alex" if f"lpips[{options.protocol}]" in metrics else "not measured"}
-    found |= {"niqe": NIQE_PROTOCOL} if f"niqe[{options.protocol}]" in metrics else {}
     found |= {"segmentation": f"brightest channel above {MIDDLE}"} if options.masks else {}
     return found
 
