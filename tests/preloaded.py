@@ -28,7 +28,7 @@ MODULES = [  # imported before forking
     "paceline.evaluation.evaluators.accuracy",
     "paceline.evaluation.evaluators.generation",
     "paceline.evaluation.evaluators.restoration",
-    "paceline.launch.torchrun",
+    "paceline.launch.tasks",
     "paceline.launch.worker",
     "lightning.pytorch",
     "paceline.parallel.strategies.ddp",

@@ -37,7 +37,7 @@ LAYERS = (  # from top to bottom; a package may import only from lower layers
 DEPTH = {unit: depth for depth, layer in enumerate(LAYERS) for unit in layer}
 TEMPLATES = "commands/templates"  # recipe templates for users, exempt from the import rules
 MAY_NAME_ANY_PACKAGE = "core/registry.py"  # this file lists the plugin folders
-NOT_A_PLUGIN = ("models/diffaugment.py", "translation")  # the paper's name for a shift
+NOT_A_PLUGIN = ("models/gan_augmentation.py", "translation")  # the paper's name for a shift
 MODULE = re.compile(r"(?:.*-m )?(paceline(?:\.\w+)+)")
 PLUGINS = {  # the names of the plugins in each plugin folder
     kind.package: {

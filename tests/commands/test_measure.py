@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.cli.app import run
 from paceline.core.errors import UserError
 from paceline.data.sources.panels import Panels
-from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features
+from paceline.evaluation.features import Arithmetic, FeatureNetwork, Features
 from paceline.evaluation.statistics import frechet_distance
 from paceline.inference.files import match_files
 
@@ -140,8 +140,7 @@ def test_results_that_match_the_same_target_require_the_suffix_option() -> None:
         (["made", "made", "--json", "made/0.png/all.json"], "--json made/0.png/all.json: "),
         (["made", "others"], "no images could be compared with others: made/0.png: has no matching target"),
         (["made", "made", "--value-range", "1,0"], "--value-range 1,0: must be two numbers"),
-        (["made"], "made: no TARGETS to compare with; add them, or use --niqe, which needs no reference"),
-        (["made", "--niqe", "--masks"], "--masks: needs TARGETS to compare with; add them, or omit --masks"),
+        (["made"], "made: no TARGETS to compare with; add them"),
     ],
 )
 def test_wrong_input_is_reported_in_one_line(words: list[str], line: str, rejected: Callable[..., str]) -> None:
@@ -292,15 +291,17 @@ def test_metrics_that_are_not_measured_by_region_are_reported(
         for folder in ("made", "targets"):
             save(f"{folder}/{name}.tif", rng.integers(0, 256, (height, 192, 3), dtype=np.uint8))
     monkeypatch.setattr("paceline.images.regions.PIXEL_LIMIT", 192 * 192)
-    assert run(["measure", "made", "targets", "--niqe", "--per-image", "each.csv"]) == 0
+    distance = lambda made, target: made.new_full((1,), 0.25)  # noqa: E731
+    monkeypatch.setattr("paceline.commands.measure.perceptual_distance", lambda device: (distance, ()))
+    assert run(["measure", "made", "targets", "--per-image", "each.csv"]) == 0
     printed = capsys.readouterr().out
-    assert "NIQE: no mean, because it was not measured for 1 of 2 images (compared by region, or " in printed
-    assert "niqe[rgb]" not in printed and ", niqe " not in printed
+    assert "LPIPS: no mean, because it was not measured for 1 of 2 images (compared by region, or " in printed
+    assert "lpips[rgb]" not in printed
     with open("each.csv", newline="", encoding="utf-8") as file:
-        assert [bool(row["niqe[rgb]"]) for row in csv.DictReader(file)] == [False, True]
-    assert run(["measure", "made/small.tif", "targets/small.tif", "--niqe"]) == 0
+        assert [bool(row["lpips[rgb]"]) for row in csv.DictReader(file)] == [False, True]
+    assert run(["measure", "made/small.tif", "targets/small.tif"]) == 0
     printed = capsys.readouterr().out
-    assert "niqe[rgb]" in printed and ", niqe " in printed and "NIQE" not in printed
+    assert "lpips[rgb]" in printed and "no mean" not in printed
 
 
 def test_three_depths_are_not_measured_as_colours(capsys: pytest.CaptureFixture[str]) -> None:
@@ -310,8 +311,6 @@ def test_three_depths_are_not_measured_as_colours(capsys: pytest.CaptureFixture[
             planes = rng.integers(0, 256, (3, 192, 192), dtype=np.uint8)
             tifffile.imwrite(f"{name}_{axis}.tif", planes, imagej=True, metadata={"axes": f"{axis}YX"})
         words = ["measure", f"made_{axis}.tif", f"target_{axis}.tif"]
-        assert run([*words, "--niqe"]) == 0
-        assert ("niqe[rgb]" in capsys.readouterr().out) == (axis == "C")
         assert run([*words, "--protocol", "y"]) == (0 if axis == "C" else 2)
     printed = capsys.readouterr().err
     assert "it has 3 channels that are not colours, but --protocol y needs grey or RGB images" in printed

@@ -240,13 +240,10 @@ def apply(
 @with_options()
 def measure(
     results: Annotated[str, typer.Argument(metavar="RESULTS", help="a folder of images, or one image")],
+    targets: Annotated[str, typer.Argument(metavar="TARGETS", help="a folder of target images, or one image")],
     options: MeasureOptions,
-    targets: Annotated[
-        str,
-        typer.Argument(metavar="TARGETS", help="a folder of target images, or one image; optional with --niqe"),
-    ] = "",
 ) -> None:
-    """Compare images from any program with their targets: PSNR, SSIM, LPIPS, NIQE, FID, IoU and Dice."""
+    """Compare images from any program with their targets: PSNR, SSIM, LPIPS, FID, IoU and Dice."""
     from paceline.commands.measure import measure as job
 
     raise typer.Exit(job(results, targets, options))

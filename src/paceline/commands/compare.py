@@ -29,8 +29,7 @@ from paceline.core.errors import UserError
 from paceline.core.files import user_path
 from paceline.core.terminal import open_screen
 from paceline.core.text import print_line
-from paceline.launch.child import Start, Stopped, start_process
-from paceline.launch.fork_server import ForkServers
+from paceline.launch.child import ForkServers, Start, Stopped, start_process
 from paceline.parallel.world import uses_cuda
 from paceline.report.build import make_report, write_report
 from paceline.report.groups import check_comparable

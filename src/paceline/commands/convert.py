@@ -55,8 +55,6 @@ def import_weights(files: list[str], recipe: str, out: str, preset: str, assignm
     count = sum(tensor.numel() for tensor in tensors.values())
     print_line(f"{', '.join(networks)}: {len(tensors)} tensors, {count:,} values → {target}")
     _print_settings(importer, config)
-    if importer.note:
-        print_line(importer.note)
     use = main_use(stored, "import", out)
     print(f"try: paceline {use} {target} IMAGES{' --out results' if use == 'apply' else ''}")
     return 0

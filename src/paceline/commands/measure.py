@@ -31,19 +31,14 @@ from paceline.evaluation.image_metrics import (
     SIGMA,
     WINDOW,
     Distance,
-    check_niqe_size,
     describe_rounding,
     luma,
-    niqe,
     overlaps,
     perceptual_distance,
     pixel_counts,
     protocol_label,
     psnr,
     ssim,
-)
-from paceline.evaluation.image_metrics import (
-    PROTOCOL as NIQE_PROTOCOL,
 )
 from paceline.evaluation.protocol import Protocol
 from paceline.evaluation.statistics import (
@@ -80,26 +75,18 @@ class Outcome(NamedTuple):
 
 
 def measure(results: str, targets: str, options: MeasureOptions) -> int:
-    """Compare images with their targets and print the metrics; return 1 if any file was left out.
-
-    If `targets` is empty, measure NIQE alone.
-    """
+    """Compare images with their targets and print the metrics; return 1 if any file was left out."""
     table, report = (
         check_new_file(out, (suffix,), overwrite=options.overwrite, flag=flag) if out else None
         for flag, out, suffix in ((TABLE, options.per_image, ".csv"), (REPORT, options.json_file, ".json"))
     )
-    result_files, target_files = _images(results), _images(targets) if targets else []
+    result_files, target_files = _images(results), _images(targets)
     # FID is measured first, so that a wrong file is reported before anything else is measured.
     chosen = with_suffix(result_files, options.suffix)
-    fid = _measure_fid(chosen, target_files, options) if targets and options.inception else None
-    if targets:
-        outcome = _compare_all(result_files, target_files, options, fid is not None)
-    else:
-        outcome = _measure_alone(results, result_files, options)
-    rows, metrics, protocol, notes, problems = outcome
+    fid = _measure_fid(chosen, target_files, options) if options.inception else None
+    rows, metrics, protocol, notes, problems = _compare_all(result_files, target_files, options, fid is not None)
     if not rows and (fid is None or options.masks or table):
-        what = f"compared with {targets}" if targets else "measured"
-        raise UserError(f"{results}: no images could be {what}: {_listed(problems)}")
+        raise UserError(f"{results}: no images could be compared with {targets}: {_listed(problems)}")
     if fid:
         metrics, protocol = metrics | fid.metrics, {**protocol, **fid.protocol}
         if not rows:
@@ -108,11 +95,11 @@ def measure(results: str, targets: str, options: MeasureOptions) -> int:
         notes, problems = notes + fid.notes, list(dict.fromkeys(problems + fid.problems))
     metrics |= {"count": float(len(rows))} if rows else {}
     count = f": {len(rows):,} image{'s' * (len(rows) != 1)}" if rows else ""
-    print_line(f"{results} compared with {targets}{count}" if targets else f"{results}{count}")
+    print_line(f"{results} compared with {targets}{count}")
     print_metrics(metrics, protocol, notes)
     if report:
-        about = {"results": results, **({"targets": targets} if targets else {})}
-        content = {**about, "metrics": metrics, "protocol": dict(protocol), "left_out": problems}
+        content = {"results": results, "targets": targets, "metrics": metrics}
+        content |= {"protocol": dict(protocol), "left_out": problems}
         with new_file(report, REPORT) as temporary:
             temporary.write_text(json_text(content, indent=1))
     if table:
@@ -205,12 +192,12 @@ def _compare_all(results: list[Path], targets: list[Path], options: MeasureOptio
     labels: dict[str, list[Row]] = {}
     for row in rows.values():
         labels.setdefault(_label_of(row), []).append(row)
-    for label, alike in labels.items():  # LPIPS and NIQE have a mean if all images of a protocol have them
+    for label, alike in labels.items():  # LPIPS has a mean if all images of a protocol have it
         names = [name for name in alike[0] if name.endswith(f"[{label}]") and all(name in row for row in alike)]
         metrics |= {name: sum(row[name] for row in alike) / len(alike) for name in names}
     metrics |= overlaps(counts) if options.masks else {}
     protocol = {"protocol": " and ".join(labels), **_protocol(options, metrics, formats)}
-    notes = [*remarks, *_notes_on_missing_means(rows, options, distance)]
+    notes = [*remarks, *_notes_on_missing_means(rows, distance)]
     if same := [name for name, row in rows.items() if np.isclose(row[f"psnr[{_label_of(row)}]"], PSNR_OF_IDENTICAL)]:
         notes += [f"images identical to their targets ({len(same)} of {len(rows)}): {_listed(same)}"]
     return Outcome(rows, metrics, protocol, notes, problems)
@@ -219,26 +206,6 @@ def _compare_all(results: list[Path], targets: list[Path], options: MeasureOptio
 def _label_of(row: Row) -> str:
     """Return the protocol in the names of an image's metrics."""
     return next(name[len("psnr[") : -1] for name in row if name.startswith("psnr["))
-
-
-def _measure_alone(results: str, files: list[Path], options: MeasureOptions) -> Outcome:
-    """Measure images that have no targets."""
-    if not options.niqe:
-        raise UserError(f"{results}: no TARGETS to compare with; add them, or use --niqe, which needs no reference")
-    if options.masks or options.inception:
-        flag = "--masks" if options.masks else "--inception"
-        raise UserError(f"{flag}: needs TARGETS to compare with; add them, or omit {flag}")
-    rows: dict[str, Row] = {}
-    problems: list[str] = []
-    for file in counted(files, "measuring images", len(files)):
-        try:
-            levels = torch.from_numpy(np.array(decode(file).convert("RGB"), dtype=np.float64)).permute(2, 0, 1)
-            check_niqe_size(levels.shape[-2], levels.shape[-1], "the image")
-            rows[str(file)] = {"niqe": niqe(levels[None]).item()}
-        except (BadImage, UserError) as error:
-            problems.append(f"{file}: {error}")
-    mean = {"niqe": sum(row["niqe"] for row in rows.values()) / len(rows)} if rows else {}
-    return Outcome(rows, mean, {"niqe": NIQE_PROTOCOL}, [], problems)
 
 
 def _compare(
@@ -263,21 +230,18 @@ def _compare(
     row = {"psnr": psnr(one, other, pixels.span).item(), "ssim": ssim(one, other, pixels.span).item()}
     shown = [levels * (PEAK / pixels.span) for levels in (made, real)]
     row |= {"lpips": distance(shown[0], shown[1]).item()} if distance and are_colours else {}
-    row |= {"niqe": niqe(shown[0]).item()} if options.niqe and are_colours else {}
     label = options.protocol if are_colours else ALL_CHANNELS
     masks = pixel_counts(shown[0], shown[1]) if options.masks else torch.zeros(0)
     return {f"{name}[{label}]": value for name, value in row.items()}, pixels, masks
 
 
-def _notes_on_missing_means(rows: Mapping[str, Row], options: MeasureOptions, distance: Distance | None) -> list[str]:
-    """Return why there is no mean of a metric that was not measured for all images."""
-    notes = []
-    for name, is_wanted in (("lpips", distance is not None), ("niqe", options.niqe)):
-        num_missing = sum(not any(key.startswith(f"{name}[") for key in row) for row in rows.values())
-        if is_wanted and num_missing:
-            count = f"{num_missing} of {len(rows)} images (compared by region, or neither grey nor RGB)"
-            notes.append(f"{name.upper()}: no mean, because it was not measured for {count}")
-    return notes
+def _notes_on_missing_means(rows: Mapping[str, Row], distance: Distance | None) -> list[str]:
+    """Return why LPIPS has no mean if it was not measured for all images."""
+    num_missing = sum(not any(key.startswith("lpips[") for key in row) for row in rows.values())
+    if not distance or not num_missing:
+        return []
+    count = f"{num_missing} of {len(rows)} images (compared by region, or neither grey nor RGB)"
+    return [f"LPIPS: no mean, because it was not measured for {count}"]
 
 
 def _protocol(options: MeasureOptions, metrics: Mapping[str, float], formats: set[PixelFormat]) -> Protocol:
@@ -285,7 +249,6 @@ def _protocol(options: MeasureOptions, metrics: Mapping[str, float], formats: se
     protocol |= describe_rounding(*formats) if len(formats) == 1 else {"rounded": "differs between images"}
     protocol |= {"ssim": f"gaussian window {WINDOW}, sigma {SIGMA}"}
     protocol |= {"lpips": "alex" if f"lpips[{options.protocol}]" in metrics else "not measured"}
-    protocol |= {"niqe": NIQE_PROTOCOL} if f"niqe[{options.protocol}]" in metrics else {}
     protocol |= {"segmentation": f"brightest channel above {MIDDLE}"} if options.masks else {}
     return protocol
 

@@ -164,9 +164,6 @@ class MeasureOptions:
     inception: Annotated[str, typer.Option(help="file with the 2015 Inception network for FID, or torch-fidelity")] = ""
     inception_sha256: Annotated[str, typer.Option(help="SHA-256 of an --inception file that you trust")] = ""
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing files")] = False
-    niqe: Annotated[
-        bool, typer.Option("--niqe", help="also measure NIQE, a quality metric that needs no reference image")
-    ] = False
     value_range: Annotated[
         str, typer.Option(metavar="LOW,HIGH", help="value range of floating-point images, for PSNR and SSIM")
     ] = ""

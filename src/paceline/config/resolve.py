@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from paceline.config.flags import COMMON, COMMON_ALIASES, FLAGS
-from paceline.config.settings import BOUNDS, SHARED_SETTINGS, LearnerSettings, RunSettings
+from paceline.config.settings import BOUNDS, RETIRED, SHARED_SETTINGS, LearnerSettings, RunSettings
 from paceline.config.spans import INTERVALS, Span, parse_interval
 from paceline.core.errors import UnknownSetting, UserError, unknown
 from paceline.core.registry import is_path
@@ -216,6 +216,8 @@ class _Namespace:
         """Return whether this run has a setting; raise UserError if it does not, unless the setting can be ignored."""
         if name in self.owner:
             return True
+        if name in RETIRED and origin != "flag" and not origin.startswith("--"):  # in the folder of an older run
+            return False
         others = self._sources.owners()
         if inherited and (self._has_unknown_source or name in others):
             return False

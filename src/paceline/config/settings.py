@@ -97,6 +97,9 @@ class LearnerSettings:
 SEEDS = 2**63  # seeds of random number generators must be below this
 
 
+RETIRED = frozenset({"niqe"})  # settings of older versions, which run folders may contain; they are ignored
+
+
 @dataclass(frozen=True)
 class RunSettings:
     """The settings of a run, apart from those of its recipe and learners.
@@ -242,9 +245,6 @@ class RunSettings:
     )
     protocol: Literal["y", "rgb"] = mutable_setting(
         "y", "channels used to compare restored images: y (luma only, as in MATLAB) or rgb (all)"
-    )
-    niqe: bool = mutable_setting(
-        False, "also measure NIQE, a quality metric that needs no reference image, for restored images"
     )
     few_images: Literal["fail", "allow"] = mutable_setting(
         "fail",

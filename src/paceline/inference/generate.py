@@ -23,7 +23,7 @@ from paceline.data.open_sources import open_sources
 from paceline.data.source import Source, has_one_size, sizes_of
 from paceline.data.stream import Drawer
 from paceline.data.transforms import Augment
-from paceline.evaluation.features.choice import choose_features
+from paceline.evaluation.features import choose_features
 from paceline.images.decode import BadImage, decode
 from paceline.images.deep import to_eight_bit_array
 from paceline.images.encode import Encoding, write_image

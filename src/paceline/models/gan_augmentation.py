@@ -1,9 +1,8 @@
-"""Augmentation with an adjustable strength, which keeps a discriminator from memorising a small training set.
+"""Augmentation that keeps a discriminator from memorising a small training set: DiffAugment and ADA.
 
-Karras et al., Training Generative Adversarial Networks with Limited Data (2020). Each transform is applied to each
-image with probability `strength`. The caller passes the strength and the random numbers: NUM_UNIFORMS uniform numbers
-per image. All operations are differentiable and deterministic, and a strength of 0 returns the images unchanged.
-Uncovered pixels are filled by reflection.
+Zhao et al., Differentiable Augmentation for Data-Efficient GAN Training (2020), and Karras et al., Training Generative
+Adversarial Networks with Limited Data (2020), whose strength is adjustable. Real and fake images get the same kinds of
+augmentation. The caller passes the random numbers. All operations are differentiable and deterministic.
 """
 
 from __future__ import annotations
@@ -14,7 +13,77 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-KINDS = ("blit", "geometry", "color", "cutout")
+LARGEST_SHIFT = 1 / 8  # of a shift by whole pixels, as a fraction of the image side
+CUTOUT_SIDE = 1 / 2  # of the area that is replaced by grey, as a fraction of the image side
+
+DIFF_KINDS = ("color", "translation", "cutout")
+DIFF_UNIFORMS = 7
+# For each augmentation, the column that holds its random number.
+BRIGHTNESS, SATURATION, CONTRAST, SHIFT_ROW, SHIFT_COLUMN, CUTOUT_ROW, CUTOUT_COLUMN = range(DIFF_UNIFORMS)
+
+
+def diff_augment(images: Tensor, uniforms: Tensor, kinds: tuple[str, ...]) -> Tensor:
+    """Augment each image with its own row of random numbers in [0, 1) [n, DIFF_UNIFORMS]; see Zhao et al."""
+    if "color" in kinds:
+        images = _change_color(images, uniforms)
+    if "translation" in kinds:
+        images = _translate(images, uniforms)
+    if "cutout" in kinds:
+        images = _cut_out_rectangle(images, uniforms)
+    return images
+
+
+def _change_color(images: Tensor, uniforms: Tensor) -> Tensor:
+    def row(name: int) -> Tensor:
+        return uniforms[:, name, None, None, None]
+
+    images = images + (row(BRIGHTNESS) - 0.5)
+    grey = images.mean(1, keepdim=True)
+    images = (images - grey) * (2 * row(SATURATION)) + grey
+    mean = images.mean((1, 2, 3), keepdim=True)
+    return (images - mean) * (row(CONTRAST) + 0.5) + mean
+
+
+def _translate(images: Tensor, uniforms: Tensor) -> Tensor:
+    """Shift each image by whole pixels; uncovered pixels become 0, which is mid-grey."""
+    height, width = images.shape[2:]
+    row, row_inside = _shifted(height, uniforms[:, SHIFT_ROW])
+    column, column_inside = _shifted(width, uniforms[:, SHIFT_COLUMN])
+    sample = torch.arange(len(images), device=images.device)[:, None, None]
+    moved = images.permute(0, 2, 3, 1)[sample, row[:, :, None], column[:, None, :]]
+    is_inside = (row_inside[:, :, None] & column_inside[:, None, :])[..., None]
+    return torch.where(is_inside, moved, 0).permute(0, 3, 1, 2)
+
+
+def _shifted(side: int, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the source position for each output position, and whether it is inside the image."""
+    largest = int(side * LARGEST_SHIFT + 0.5)
+    shift = _pick(uniform, 2 * largest + 1) - largest
+    position = torch.arange(side, device=uniform.device) + shift[:, None]
+    return position.clamp(0, side - 1), (position >= 0) & (position < side)
+
+
+def _cut_out_rectangle(images: Tensor, uniforms: Tensor) -> Tensor:
+    height, width = images.shape[2:]
+    in_rows = _covered(height, uniforms[:, CUTOUT_ROW])
+    in_columns = _covered(width, uniforms[:, CUTOUT_COLUMN])
+    return torch.where((in_rows[:, :, None] & in_columns[:, None, :])[:, None], 0, images)
+
+
+def _covered(side: int, uniform: Tensor) -> Tensor:
+    """Return a mask of the positions covered by a randomly centred interval, which may cross the border."""
+    length = int(side * CUTOUT_SIDE + 0.5)
+    start = _pick(uniform, side + 1 - length % 2)[:, None] - length // 2
+    position = torch.arange(side, device=uniform.device)
+    return (position >= start) & (position < start + length)
+
+
+def _pick(uniform: Tensor, count: int) -> Tensor:
+    """Map a number in [0, 1) to an integer below `count`."""
+    return (uniform * count).to(torch.int64)
+
+
+ADA_KINDS = ("blit", "geometry", "color", "cutout")
 TRANSFORMS = (
     *("flip", "rot90", "shift"),
     *("scale", "rotate", "stretch", "move"),
@@ -22,18 +91,20 @@ TRANSFORMS = (
     "cutout",
 )
 NUMBERS_EACH = 3  # the first decides whether the transform is applied; the others are its parameters
-NUM_UNIFORMS = NUMBERS_EACH * len(TRANSFORMS)
+ADA_UNIFORMS = NUMBERS_EACH * len(TRANSFORMS)
 MAX_STRENGTH = 0.8  # if transforms were applied more often, generated images would look augmented
 
-LARGEST_SHIFT = 1 / 8  # of a shift by whole pixels, as a fraction of the image side
 SCALE_DEVIATION = 0.2  # standard deviation of the base-2 logarithm of the scale
 MOVE_DEVIATION = 1 / 8  # standard deviation of a shift by fractions of a pixel, as a fraction of the image side
 BRIGHTNESS_DEVIATION, CONTRAST_DEVIATION, SATURATION_DEVIATION = 0.2, 0.5, 1.0  # the last two of the logarithm, base 2
-CUTOUT_SIDE = 1 / 2  # of the square that is replaced by grey, as a fraction of the image side
 
 
-def augment(images: Tensor, uniforms: Tensor, strength: Tensor, kinds: tuple[str, ...]) -> Tensor:
-    """Augment each image, with `strength` [n] and rows of random numbers in [0, 1) [n, NUM_UNIFORMS]."""
+def adaptive_augment(images: Tensor, uniforms: Tensor, strength: Tensor, kinds: tuple[str, ...]) -> Tensor:
+    """Augment each image, with rows of random numbers in [0, 1) [n, ADA_UNIFORMS]; see Karras et al.
+
+    Each transform is applied to each image with probability `strength` [n]; with 0, the images are returned unchanged.
+    Uncovered pixels are filled by reflection.
+    """
     numbers = _Numbers(uniforms, strength)
     side = images.shape[-1]
     place = _identity(strength)
@@ -45,7 +116,7 @@ def augment(images: Tensor, uniforms: Tensor, strength: Tensor, kinds: tuple[str
         images = _resample(images, place)
     if "color" in kinds:
         images = _recolor(images, numbers)
-    return _cut_out(images, numbers) if "cutout" in kinds else images
+    return _cut_out_square(images, numbers) if "cutout" in kinds else images
 
 
 class _Numbers(NamedTuple):
@@ -65,7 +136,7 @@ class _Numbers(NamedTuple):
         return torch.erfinv((2 * self.uniform(transform, number) - 1).clamp(-0.999999, 0.999999)) * math.sqrt(2)
 
 
-class _Place(NamedTuple):
+class _Map(NamedTuple):
     """For each image, the map from a position in the result to a position in the image, relative to its centre.
 
     x' = xx · x + xy · y + x0, and y' = yx · x + yy · y + y0, in pixels.
@@ -78,9 +149,9 @@ class _Place(NamedTuple):
     x0: Tensor
     y0: Tensor
 
-    def after(self, xx: Tensor, xy: Tensor, yx: Tensor, yy: Tensor) -> _Place:
+    def after(self, xx: Tensor, xy: Tensor, yx: Tensor, yy: Tensor) -> _Map:
         """Return the map that first applies a linear map to the position, then this one."""
-        return _Place(
+        return _Map(
             self.xx * xx + self.xy * yx,
             self.xx * xy + self.xy * yy,
             self.yx * xx + self.yy * yx,
@@ -89,17 +160,17 @@ class _Place(NamedTuple):
             self.y0,
         )
 
-    def shifted(self, x: Tensor, y: Tensor) -> _Place:
+    def shifted(self, x: Tensor, y: Tensor) -> _Map:
         """Return the map that first shifts the position."""
         return self._replace(x0=self.x0 + self.xx * x + self.xy * y, y0=self.y0 + self.yx * x + self.yy * y)
 
 
-def _identity(like: Tensor) -> _Place:
+def _identity(like: Tensor) -> _Map:
     one, zero = torch.ones_like(like), torch.zeros_like(like)
-    return _Place(one, zero, zero, one, zero, zero)
+    return _Map(one, zero, zero, one, zero, zero)
 
 
-def _blit(numbers: _Numbers, side: int, place: _Place) -> _Place:
+def _blit(numbers: _Numbers, side: int, place: _Map) -> _Map:
     """Flip, rotate by a multiple of 90°, and shift by whole pixels."""
     zero = torch.zeros_like(numbers.strength)
     flip = numbers.chosen("flip", 1 - 2 * (numbers.uniform("flip") * 2).floor(), 1.0)
@@ -116,7 +187,7 @@ def _blit(numbers: _Numbers, side: int, place: _Place) -> _Place:
     return place.shifted(x, y)
 
 
-def _geometry(numbers: _Numbers, side: int, place: _Place) -> _Place:
+def _geometry(numbers: _Numbers, side: int, place: _Map) -> _Map:
     """Scale, rotate by any angle, stretch along one axis, and shift by fractions of a pixel."""
     zero = torch.zeros_like(numbers.strength)
     scale = numbers.chosen("scale", torch.exp2(SCALE_DEVIATION * numbers.normal("scale")), 1.0)
@@ -130,7 +201,7 @@ def _geometry(numbers: _Numbers, side: int, place: _Place) -> _Place:
     return place.shifted(x, y)
 
 
-def _resample(images: Tensor, place: _Place) -> Tensor:
+def _resample(images: Tensor, place: _Map) -> Tensor:
     """Sample each image bilinearly at the positions that `place` maps the pixels to."""
     count, _, height, width = images.shape
     columns = torch.arange(width, device=images.device, dtype=images.dtype) - (width - 1) / 2
@@ -179,7 +250,7 @@ def _recolor(images: Tensor, numbers: _Numbers) -> Tensor:
     return images + (images - grey) * (image_wise(saturation) - 1)
 
 
-def _cut_out(images: Tensor, numbers: _Numbers) -> Tensor:
+def _cut_out_square(images: Tensor, numbers: _Numbers) -> Tensor:
     """Replace a square with mid-grey (0). Its centre can be anywhere in the image, so part of it may be outside."""
     half = numbers.chosen("cutout", torch.full_like(numbers.strength, CUTOUT_SIDE / 2), 0.0)[:, None]
 

@@ -1,4 +1,4 @@
-"""Data without a test split: GANs need none, and other recipes need samples held out for validation."""
+"""Data without a test split or labels: GANs need neither; other recipes report what they need."""
 
 from __future__ import annotations
 
@@ -29,9 +29,19 @@ def train(recipe: str, **settings: Any) -> paceline.TrainResult:
 
 
 @pytest.mark.parametrize("recipe", ["dcgan", "dual_gan", "r3gan"])
-def test_a_gan_needs_no_test_images(recipe: str) -> None:
+def test_a_gan_needs_no_test_images_and_no_labels(recipe: str) -> None:
+    np.savez("own.npz", x_train=np.random.default_rng(0).integers(0, 256, (64, 32, 32), dtype=np.uint8))
     result = train(recipe, few_images="allow")
     assert result.images == 32 and result.metrics["train/FID[pixels-8x8]"] > 0
+    assert paceline.load("run", device="cpu").sample(2).shape[:2] == (2, 1)
+
+
+def test_a_recipe_that_needs_labels_reports_the_missing_arrays() -> None:
+    np.savez("own.npz", x_train=np.zeros((64, 32, 32), np.uint8))
+    with pytest.raises(UserError, match=r"at least two classes: .*; own\.npz: has no y_train"):
+        train("classification")
+    with pytest.raises(UserError, match=r"conditional=on: the data has no classes; .*; own\.npz: has no y_train"):
+        train("r3gan", conditional="on")
 
 
 def test_a_gan_trains_on_all_images_of_a_folder_without_a_test_folder(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from paceline.evaluation.features.inception import AveragedConvReLU, Branches, ConvReLU
+from paceline.evaluation.inception import AveragedConvReLU, Branches, ConvReLU
 
 # Triton determines the types of kernel arguments itself.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"

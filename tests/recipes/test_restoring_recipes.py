@@ -1,4 +1,4 @@
-"""Super-resolution and paired restoration: loss terms, low-resolution inputs and settings."""
+"""Super-resolution and paired restoration: loss terms, low-resolution inputs, fresh noise and settings."""
 
 import dataclasses
 from typing import Any
@@ -7,11 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from ranks import difference, make_parts, run_steps, weights
 
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
 from paceline.data.open_sources import open_sources
+from paceline.images.degradation.operations import add_gaussian_noise
 from paceline.images.resample import bicubic, bicubic_as_saved
 from paceline.models.features import Features
 from paceline.models.losses import OBJECTIVES
@@ -83,7 +85,7 @@ def test_a_loss_term_with_zero_weight_is_omitted(term, monkeypatch):
     assert ("discriminator" in recipe.networks) == (term != "adversarial")
 
 
-def test_the_content_setting_selects_the_pixel_loss():
+def test_the_content_setting_selects_the_pixel_loss_and_total_variation_is_a_mean_over_images():
     loss, batch = after(build(content="l1"), "generator")
     made = build(content="l1").predict(batch)["image"]
     assert torch.equal(loss.terms["pixel"], F.l1_loss(made, batch["image"]))
@@ -91,13 +93,8 @@ def test_the_content_setting_selects_the_pixel_loss():
     made = restoration().predict(batch)["image"]
     assert torch.equal(loss.terms["pixel"], charbonnier(made, batch["target"]))
     assert charbonnier(made, made).item() == pytest.approx(1e-3)
-
-
-def test_total_variation_is_a_mean_over_images():
-    images = make_batch()["image"]
-    one_by_one = torch.stack([total_variation(one[None]) for one in images]).mean()
-    torch.testing.assert_close(total_variation(images), one_by_one)
-    assert total_variation(torch.ones(2, 3, 4, 4)) == 0
+    one_by_one = torch.stack([total_variation(one[None]) for one in made]).mean()
+    torch.testing.assert_close(total_variation(made), one_by_one)
 
 
 @pytest.mark.parametrize("scale", ["2", "4", "8"])
@@ -207,3 +204,44 @@ def test_the_reference_preset_has_the_settings_from_the_distributed_srgan_projec
     assert (run.crop, run.batch_size, config.learner.lr) == (128, "128", 1e-4)
     recipe = SuperResolution(own, DataSpec(3, 128, 128))
     assert sum(parameter.numel() for parameter in recipe.generator.parameters()) == 290_243
+
+
+SIGMA = 25.0
+
+
+def test_fresh_noise_has_the_standard_deviation_of_the_setting_and_differs_between_images():
+    images = torch.zeros(4, 3, 64, 64)
+    noise = (add_gaussian_noise(images, torch.rand(4, 2), SIGMA) - images) * 127.5
+    assert abs(float(noise.mean())) < 1 and abs(float(noise.std()) - SIGMA) < 0.5
+    correlations = torch.corrcoef(noise.flatten(1)) - torch.eye(4)
+    assert correlations.abs().max() < 0.05
+
+
+def test_fresh_noise_gives_8_bit_images_and_does_not_depend_on_the_batch():
+    images, seeds = torch.rand(4, 3, 16, 16) * 2 - 1, torch.rand(4, 2)
+    noisy = add_gaussian_noise(images, seeds, 100.0)
+    levels = (noisy + 1) * 127.5
+    assert noisy.min() == -1 and noisy.max() == 1
+    assert (levels - levels.round()).abs().max() < 1e-4
+    assert torch.equal(add_gaussian_noise(images[2:3], seeds[2:3], 100.0), noisy[2:3])
+
+
+def test_training_with_fresh_noise_ignores_the_input_images_of_the_data_and_evaluation_uses_them():
+    batch, losses = make_batch() | {"noise_seeds": torch.rand(3, 2)}, []
+    for fresh_noise in (0.0, SIGMA):
+        recipe = restoration(fresh_noise=fresh_noise)
+        for image in (torch.zeros(3, 3, 32, 32), torch.ones(3, 3, 32, 32)):
+            losses.append(float(recipe.restorer_loss(batch | {"image": image}).terms["pixel"].detach()))
+    assert losses[0] != losses[1] and losses[2] == losses[3]
+    assert torch.equal(recipe.predict(batch)["input"], batch["image"])
+
+
+def test_each_step_gets_new_noise_and_a_second_run_gets_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the data are photos from the folder `data`, or the built-in ones if there is none
+    settings = {"batch_size": "4", "crop": 32, "images": 16, "width": 4, "depth": 1, "fresh_noise": SIGMA}
+    first, second = (make_parts("restoration", **settings) for _ in range(2))
+    tables = [first.feed.drawer.table(images, 4)["noise_seeds"] for images in (0, 4)]
+    assert not torch.equal(*tables)
+    run_steps(first, 3)
+    run_steps(second, 3)
+    assert difference(weights(first), weights(second)) == 0
