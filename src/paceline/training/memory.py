@@ -362,9 +362,9 @@ class StepMemory:
         scale = (samples - self.high.samples) / (self.high.samples - self.low.samples)
         peaks: dict[tuple[str, str], dict[Kind, int]] = {}
         for key, high in self.high.peaks.items():
-            low, sizes = self.low.peaks.get(key, {}), dict.fromkeys(Kind, 0)
-            for column, size in high.items():
-                live = size + scale * (size - low.get(column, size))
+            low, sizes = self.low.peaks.get(key, high), dict.fromkeys(Kind, 0)
+            for column in high | low:
+                live = high.get(column, 0) + scale * (high.get(column, 0) - low.get(column, 0))
                 sizes[column.kind] += max(0, round(live * _weight(shares, column.kind, column.network)))
             peaks[key] = sizes
         key = max(peaks, key=lambda name: sum(peaks[name].values()))

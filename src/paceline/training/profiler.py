@@ -66,13 +66,14 @@ class StepProfiler:
                 self._stop(self._profile)
 
     def finish(self) -> None:
-        """Wait until the trace is compressed; print where it is, or why it could not be written."""
+        """Wait until all ranks have compressed their traces; print where they are, or why one could not be written."""
+        while self._is_any_rank_reading():
+            if self._summary:
+                with suppress(subprocess.TimeoutExpired):
+                    self._summary.wait(BEAT_SECONDS)
+            beat()
         if not self._summary:
             return
-        while self._summary.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                self._summary.wait(BEAT_SECONDS)
-            beat()
         assert self._summary.stderr
         errors = self._summary.stderr.read().splitlines()
         if self._summary.returncode:
@@ -80,6 +81,10 @@ class StepProfiler:
         elif self._parts.world.is_first:
             files = f"{self._path.with_name(SUMMARY_TEXT)} and {self._path.with_suffix('.json.gz')}"
             print_line(f"profile of {self._traced} step{'s' * (self._traced > 1)}: {files}")
+
+    def _is_any_rank_reading(self) -> bool:
+        own, world = float(self._summary is not None and self._summary.poll() is None), self._parts.world
+        return bool(world.sum(torch.tensor([own], device=world.device)).item())
 
     def _stop(self, tracing: profile) -> None:
         """End the trace, write it, and start the process that summarises it while training continues."""
