@@ -10,7 +10,7 @@ from paceline.commands.configure import configure
 from paceline.config.resolve import Config
 from paceline.core.registry import load_class
 from paceline.core.types import SettingValue
-from paceline.data.open_sources import open_sources
+from paceline.data.source import open_sources
 from paceline.parallel.shards import own_rows
 from paceline.parallel.strategy import Strategy
 from paceline.training.build import Parts, assemble

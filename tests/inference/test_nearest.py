@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from ranks import make_config
 
-from paceline.data.open_sources import open_sources
+from paceline.data.source import open_sources
 from paceline.inference.generate import with_nearest
 
 SIDE = 16

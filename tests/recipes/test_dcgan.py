@@ -10,7 +10,7 @@ import paceline
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
-from paceline.data.open_sources import open_sources
+from paceline.data.source import open_sources
 from paceline.models.losses import OBJECTIVES
 from paceline.recipes.dcgan import Dcgan, DcganSettings
 from paceline.runs.checkpoint import Checkpoints, choose_checkpoint

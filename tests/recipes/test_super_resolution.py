@@ -11,7 +11,7 @@ from PIL import Image
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
-from paceline.data.open_sources import open_sources
+from paceline.data.source import open_sources
 from paceline.images.resample import bicubic, bicubic_as_saved
 from paceline.models.features import Features
 from paceline.models.losses import OBJECTIVES

@@ -17,7 +17,7 @@ from paceline.core.errors import UserError
 from paceline.core.files import is_folder_locked, parse_toml, read_bounded, read_json, write_json
 from paceline.core.registry import is_path, names
 from paceline.data.fingerprint import describe_samples, is_same_data
-from paceline.data.open_sources import open_sources
+from paceline.data.source import open_sources
 from paceline.launch.child import failure_reason, to_arguments
 from paceline.report.groups import check_comparable, known_strategy, make_groups, short_names
 from paceline.report.model import Cell, Run

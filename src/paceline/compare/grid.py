@@ -13,7 +13,7 @@ import torch
 from paceline.config.files import parse_assignments
 from paceline.config.flags import COMPARE_DEVICES, STRATEGIES
 from paceline.config.resolve import Config
-from paceline.config.spans import split_batch
+from paceline.config.settings import split_batch
 from paceline.core.errors import UserError, unknown
 from paceline.core.registry import load_class
 from paceline.core.types import SettingValue

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import CPU_ALLOCATOR, UserError
-from paceline.data.whole_source import free_bytes
+from paceline.data.loader import free_bytes
 from paceline.images.rectangles import Box, Span, Tile, fixed_halo, split_side
 from paceline.inference.receptive_field import ReceptiveField
 from paceline.inference.runner import (

@@ -11,15 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.config.resolve import Config
-from paceline.config.spans import split_batch
+from paceline.config.settings import split_batch
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
 from paceline.core.host import free_host_bytes
 from paceline.core.terminal import activity
-from paceline.data.loader import choose_loader
-from paceline.data.open_sources import open_sources
-from paceline.data.source import Source
-from paceline.data.whole_source import Budget, bytes_needed
+from paceline.data.loader import Budget, choose_loader
+from paceline.data.source import Source, bytes_needed, open_sources
 from paceline.parallel.precision import Precision
 from paceline.parallel.strategy import MemoryShares, Strategy, strategy_class
 from paceline.training.build import Parts

@@ -16,8 +16,7 @@ from torch.overrides import TorchFunctionMode
 from paceline.contracts.recipe import Batch, single_networks
 from paceline.core.errors import UserError, place_outside
 from paceline.data.source import has_one_size, sizes_of
-from paceline.data.stream import channels_first
-from paceline.data.transforms import transform
+from paceline.data.stream import channels_first, transform
 from paceline.evaluation.contract import Evaluator
 from paceline.images.grids import ShownChannels
 from paceline.training.build import Parts
