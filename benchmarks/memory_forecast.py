@@ -28,7 +28,7 @@ from _variants import write_random_rows, write_results
 
 from paceline.commands.configure import configure
 from paceline.config.resolve import Config
-from paceline.data.open_sources import open_sources
+from paceline.data.source import open_sources
 from paceline.training.build import assemble
 from paceline.training.memory import StorageLog, kept_data_bytes, precision_of, trace_step
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from paceline.commands.configure import configure
 from paceline.commands.verify import trace_strategy
-from paceline.contracts.phase import Loss, Phase
+from paceline.contracts.recipe import Loss, Phase
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
 from paceline.parallel.strategies.fsdp import FullyShardedDataParallel

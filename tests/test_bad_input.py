@@ -16,7 +16,7 @@ from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
-from paceline.data.open_sources import open_sources
+from paceline.data.source import open_sources
 from paceline.parallel.world import check_devices
 
 TINY = str(Path(__file__).parent / "tiny.py")

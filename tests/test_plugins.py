@@ -13,11 +13,12 @@ import pytest
 from running import Running, run_fork, start_function_in_ranks, weights_of
 
 from paceline.cli.app import run
+from paceline.config.resolve import source_settings
 from paceline.contracts.recipe import Recipe
 from paceline.core import registry
 from paceline.core.errors import UserError
 from paceline.core.registry import ANNOUNCED
-from paceline.data.source import RegisteredSources, Source
+from paceline.data.source import Source
 from paceline.parallel.strategy import Strategy
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "paceline-example"
@@ -114,7 +115,7 @@ def test_installed_plugins_are_described_without_being_imported_and_may_refer_to
     assert "paceline_example" not in sys.modules
     assert registry.load_class("recipe", "rotation", Recipe).__name__ == "Rotation"
     assert registry.load_class("source", "shapes", Source).__name__ == "Shapes"
-    assert "'shapes'" in RegisteredSources().owners()["noise"]
+    assert "'shapes'" in source_settings()["noise"]
     assert not registry.plugin_problems()
 
 

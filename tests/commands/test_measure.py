@@ -17,7 +17,6 @@ from torch import Tensor
 
 from paceline.cli.app import run
 from paceline.core.errors import UserError
-from paceline.data.sources.panels import Panels
 from paceline.evaluation.features import Arithmetic, FeatureNetwork, Features
 from paceline.evaluation.statistics import frechet_distance
 from paceline.inference.files import match_files
@@ -151,14 +150,6 @@ def test_wrong_input_is_reported_in_one_line(words: list[str], line: str, reject
     assert line in rejected("measure", *words)
 
 
-def test_target_panels_that_are_copies_of_the_input_are_reported() -> None:
-    for number in range(5):
-        save(f"rows/{number}.png", np.concatenate([noise(number), noise(number if number == 4 else 9)], axis=1))
-    save("rows/0.png", np.concatenate([noise(0), noise(0)], axis=1))
-    notes = Panels("test", Panels.Settings(data_root="own", test_root="rows", workers=0)).notes
-    assert notes == ("test: targets in 0.png are copies of the input, so their metrics are meaningless",)
-
-
 def test_names_with_control_characters_and_other_encodings_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     for name in (b"red\x1b[31m.png", b"caf\xe9.png"):
         for folder in (b"made", b"targets"):
@@ -255,7 +246,7 @@ def test_fid_rejects_images_that_are_huge_or_not_grey_or_rgb(
     expected = "--inception: FID needs 8-bit images with 1 or 3 channels and up to 89 megapixels, unlike "
     assert f"{expected}made/0.tif; omit --inception" in rejected("measure", "made", "real", *inception)
     save("plain.png", noise(0))
-    monkeypatch.setattr("paceline.images.regions.open_image.PIXEL_LIMIT", 100)
+    monkeypatch.setattr("paceline.images.regions.PIXEL_LIMIT", 100)
     assert f"{expected}plain.png; omit --inception" in rejected("measure", "plain.png", "plain.png", *inception)
 
 

@@ -21,8 +21,7 @@ from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.source import ArraySource
 from paceline.data.sources.digits import Digits
-from paceline.data.stream import NUM_UNIFORMS
-from paceline.data.transforms import to_eight_bits, transform
+from paceline.data.stream import NUM_UNIFORMS, to_eight_bits, transform
 from paceline.evaluation.contract import Case
 from paceline.evaluation.evaluators import generation
 from paceline.evaluation.evaluators.generation import Generation

@@ -11,7 +11,7 @@ from ranks import make_config
 
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
-from paceline.data.open_sources import open_sources
+from paceline.data.source import open_sources
 from paceline.inference.generate import with_nearest
 from paceline.inference.model import class_index
 from paceline.inference.trained import interpolated

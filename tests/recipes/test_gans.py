@@ -16,7 +16,7 @@ import paceline
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import Clock, DataSpec, Draw, Recipe
 from paceline.core.errors import UserError
-from paceline.data.open_sources import open_sources
+from paceline.data.source import open_sources
 from paceline.data.stream import Drawer
 from paceline.models.losses import BCE, OBJECTIVES, d2gan
 from paceline.recipes.dcgan import Dcgan, DcganSettings

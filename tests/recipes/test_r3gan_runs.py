@@ -16,7 +16,7 @@ from running import metrics_without_times, run_fork, wait_until, weights_of
 import paceline
 from paceline.cli.app import run
 from paceline.core.errors import UserError
-from paceline.data.open_sources import open_sources
+from paceline.data.source import open_sources
 from paceline.images.grids import GAP_PX
 from paceline.runs.checkpoint import Checkpoints
 from paceline.runs.finished_run import config_of

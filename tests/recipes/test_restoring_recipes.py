@@ -12,7 +12,7 @@ from ranks import difference, make_parts, run_steps, weights
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
-from paceline.data.open_sources import open_sources
+from paceline.data.source import open_sources
 from paceline.images.degradation.operations import add_gaussian_noise
 from paceline.images.resample import bicubic, bicubic_as_saved
 from paceline.models.features import Features

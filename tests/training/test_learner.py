@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from paceline.config.settings import LearnerSettings
-from paceline.contracts.phase import Clock
+from paceline.contracts.recipe import Clock
 from paceline.core.errors import UserError
 from paceline.parallel.precision import Precision
 from paceline.parallel.torch_internals import TorchDispatchMode

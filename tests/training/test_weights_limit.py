@@ -11,7 +11,7 @@ from torch import nn
 
 from paceline.commands.configure import configure
 from paceline.core.errors import UserError
-from paceline.data.open_sources import open_sources
+from paceline.data.source import open_sources
 from paceline.runs.recipe import make_recipe
 from paceline.training import build
 from paceline.training.build import LARGE_BYTES, WeightsLimit, check_training_fits

@@ -20,18 +20,15 @@ from rich.table import Table
 
 from paceline.benchmarking.step_ladder import synchronize
 from paceline.config.resolve import Config
-from paceline.config.settings import RunSettings
-from paceline.config.spans import split_batch
+from paceline.config.settings import RunSettings, split_batch
 from paceline.contracts.recipe import Batch
 from paceline.core.errors import UserError
 from paceline.core.files import write_json
 from paceline.core.registry import load_class, load_classes
 from paceline.core.terminal import activity
-from paceline.data.feed import BatchPipeline
-from paceline.data.loader import Loader, choose_loader
+from paceline.data.loader import BatchPipeline, Loader, choose_loader
 from paceline.data.source import Source, sizes_of
-from paceline.data.stream import Stream, check_crop, cropped
-from paceline.data.transforms import Augment
+from paceline.data.stream import Augment, Stream, check_crop, cropped
 from paceline.data.worker_pool import BATCHES_PER_WORKER
 from paceline.parallel.strategy import AUTO
 from paceline.parallel.world import World, join

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from difflib import get_close_matches
@@ -14,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get
 
 import typer
 
-from paceline.config.flags import COMMON, COMMON_ALIASES, FLAGS, SourceFlags
+from paceline.config.flags import ALIASES, FLAGS, SourceFlags
 from paceline.config.settings import LearnerSettings
 from paceline.core.errors import UserError
 from paceline.core.files import SAFETENSORS
@@ -221,10 +220,8 @@ def in_one_line(error: Any) -> str:
 def _instead_of(option: str, command: Any) -> str:
     """Return a hint on what to use instead of a flag that the command does not have."""
     name = option.lstrip("-").replace("-", "_")
-    name = COMMON_ALIASES.get(name, name)
+    name = ALIASES.get(name, name)
     has = [one for parameter in command.params for one in parameter.opts if one.startswith("--")]
-    if name in COMMON and set(re.findall("--[a-z0-9-]+", COMMON[name])) <= set(has):
-        return COMMON[name]
     is_known = name in FLAGS  # a correct flag of another command
     alike = get_close_matches(f"--{name.replace('_', '-')}", has, n=1, cutoff=0.9 if is_known else 0.8)
     if alike:

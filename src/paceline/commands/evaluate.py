@@ -17,8 +17,7 @@ from paceline.core.terminal import Counter, activity
 from paceline.core.text import print_line
 from paceline.core.types import SettingValue
 from paceline.data.image_files import ImageFiles, accepting_huge_images
-from paceline.data.open_sources import open_sources, settings_and_splits
-from paceline.data.source import Source, sizes_of
+from paceline.data.source import Source, open_sources, settings_and_splits, sizes_of
 from paceline.data.stream import cropped
 from paceline.data.worker_pool import reporting_dead_workers
 from paceline.evaluation.contract import is_classifier

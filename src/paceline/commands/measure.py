@@ -20,7 +20,7 @@ from paceline.core.files import check_new_file, json_text, new_file, user_path
 from paceline.core.terminal import activity, counted
 from paceline.core.text import print_line, printable
 from paceline.data.file_lists import images_under
-from paceline.evaluation.features import FeatureNetwork
+from paceline.evaluation.features import FeatureNetwork, load_inception
 from paceline.evaluation.image_metrics import (
     ALL_CHANNELS,
     CLASSES,
@@ -39,7 +39,6 @@ from paceline.evaluation.image_metrics import (
     psnr,
     ssim,
 )
-from paceline.evaluation.inception import load_inception
 from paceline.evaluation.protocol import Protocol
 from paceline.evaluation.statistics import (
     FeatureSums,

@@ -16,25 +16,23 @@ from paceline.core.terminal import Counter, activity
 from paceline.core.text import print_line
 from paceline.core.types import SettingValues
 from paceline.data.file_lists import not_used_file, write_not_used
-from paceline.data.packed import (
+from paceline.data.packing import (
     MANIFEST,
     UNFINISHED,
     Manifest,
     SplitRecord,
     begin,
     check_same,
+    check_shard,
     check_whole,
     describe,
-    difference,
     fill,
     finish,
-    load_manifest,
+    write_shards,
 )
-from paceline.data.shards.catalog import MANIFEST as SHARDS_MANIFEST
-from paceline.data.shards.catalog import encode_manifest, parse_manifest
-from paceline.data.shards.writer import check_shard, write_shards
-from paceline.data.source import Source, check_split
-from paceline.data.whole_source import bytes_needed
+from paceline.data.shards import MANIFEST as SHARDS_MANIFEST
+from paceline.data.shards import encode_manifest, parse_manifest
+from paceline.data.source import Source, bytes_needed, check_split
 from paceline.data.worker_pool import reporting_dead_workers
 from paceline.runs.recipe import resolve_settings
 
@@ -50,7 +48,7 @@ def pack(
     settings, sources = open_origin(origin, folder, flags, assignments, train_only=train_only)
     splits = {split: describe(source) for split, source in sources.items()}
     if (folder / MANIFEST).is_file():
-        check_same(folder, splits)
+        check_same(folder / MANIFEST, splits)
         for split, counter in _counted(sources, "checking"):
             check_whole(sources[split], folder, split, settings.workers, counter.update)
         return _report_complete(folder)
@@ -77,12 +75,7 @@ def pack_to_shards(
     settings, sources = open_origin(origin, folder, flags, assignments, train_only=train_only)
     splits = {split: describe(source) for split, source in sources.items()}
     if (folder / SHARDS_MANIFEST).is_file():
-        differs = difference(load_manifest(folder / ORIGIN, folder).splits, splits)
-        if differs:
-            raise UserError(
-                f"{folder}: was written from a different source, or the source has changed since then ({differs}); "
-                f"delete {folder} and pack again, or choose a different folder"
-            )
+        check_same(folder / ORIGIN, splits)
         complete = parse_manifest((folder / SHARDS_MANIFEST).read_bytes(), str(folder)).splits
         for split, counter in _counted(sources, "checking"):
             for name in complete.get(split, ()):

@@ -25,7 +25,7 @@ from paceline.commands.options import PlanOptions
 from paceline.compare.training import given_threads
 from paceline.config.flags import PLAN_DEVICES
 from paceline.config.resolve import Config
-from paceline.config.spans import split_batch
+from paceline.config.settings import split_batch
 from paceline.core.errors import UserError
 from paceline.core.ordered_map import num_cores
 from paceline.core.registry import load_classes

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from paceline.commands.plan import print_table
 from paceline.config.resolve import Config
-from paceline.config.spans import split_batch
+from paceline.config.settings import split_batch
 from paceline.contracts.recipe import Phase
 from paceline.core.errors import UserError, unknown
 from paceline.core.files import SAFETENSORS, check_creatable, new_file, user_path, write_json
 from paceline.core.registry import load_class
 from paceline.core.terminal import activity, counted, open_screen
-from paceline.data.feed import StepData
+from paceline.data.loader import StepData
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.shards import gather_rows
 from paceline.parallel.strategy import Strategy, strategy_class, uses_one_device, why_unavailable

@@ -18,13 +18,13 @@ from paceline.compare import Options
 from paceline.config.files import PROVENANCE, parse_assignments
 from paceline.config.flags import COMPARE_DEVICES, STRATEGIES
 from paceline.config.resolve import Config
-from paceline.config.spans import split_batch
+from paceline.config.settings import split_batch
 from paceline.core.errors import UserError
 from paceline.core.files import is_folder_locked, parse_toml, read_bounded, read_json, write_json
 from paceline.core.registry import is_path, load_class, names
 from paceline.core.types import SettingValue
 from paceline.data.fingerprint import describe_samples, is_same_data
-from paceline.data.open_sources import open_sources
+from paceline.data.source import open_sources
 from paceline.launch.child import failure_reason, to_arguments
 from paceline.parallel.strategy import Strategy, uses_one_device, why_unavailable
 from paceline.parallel.world import uses_cuda

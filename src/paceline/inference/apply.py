@@ -20,8 +20,8 @@ from paceline.core.errors import UserError
 from paceline.core.ordered_map import ByteBudget, num_cores, ordered_map
 from paceline.core.terminal import Counter
 from paceline.core.text import duration, printable
+from paceline.data.loader import free_bytes
 from paceline.data.source import TARGET, parse_panels
-from paceline.data.whole_source import free_bytes
 from paceline.evaluation.image_metrics import PEAK, WINDOW, luma
 from paceline.images.decode import BadImage, to_pillow
 from paceline.images.deep import GREY_AND_RGB

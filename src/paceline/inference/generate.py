@@ -19,10 +19,8 @@ from paceline.contracts.recipe import CLASS_DRAW, Batch, DataSpec, Recipe
 from paceline.core.errors import UserError
 from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.core.terminal import Counter
-from paceline.data.open_sources import open_sources
-from paceline.data.source import Source, has_one_size, sizes_of
-from paceline.data.stream import Drawer
-from paceline.data.transforms import Augment
+from paceline.data.source import Source, has_one_size, open_sources, sizes_of
+from paceline.data.stream import Augment, Drawer
 from paceline.evaluation.features import choose_features
 from paceline.images.decode import BadImage, decode
 from paceline.images.deep import to_eight_bit_array

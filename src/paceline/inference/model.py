@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from paceline.contracts.recipe import CLASS_DRAW, Batch, DataSpec, Recipe
 from paceline.core.errors import UserError, unknown
 from paceline.core.ordered_map import num_cores, ordered_map
-from paceline.data.feed import EVALUATION_BATCH, EVALUATION_PIXELS
+from paceline.data.loader import EVALUATION_BATCH, EVALUATION_PIXELS
 from paceline.data.source import selecting
-from paceline.data.stream import Drawer
-from paceline.data.transforms import transform
+from paceline.data.stream import Drawer, transform
 from paceline.images.decode import BadImage, arrange_image, plain_image, to_array, to_pillow
 from paceline.images.deep import DeepImage, image_size
 from paceline.images.readers import ImageReader, make_reader

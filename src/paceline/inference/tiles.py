@@ -19,8 +19,8 @@ from paceline.contracts.data_spec import LUMA, PixelFormat
 from paceline.contracts.recipe import Batch
 from paceline.core.errors import CPU_ALLOCATOR, UserError, describe_error
 from paceline.core.ordered_map import ordered_map
+from paceline.data.loader import free_bytes
 from paceline.data.stream import TORCH_TYPES, stored, to_pixels, to_unit_range
-from paceline.data.whole_source import free_bytes
 from paceline.images.decode import BadImage
 from paceline.images.rectangles import Box, Span, Tile, fixed_halo, split_side
 from paceline.inference.receptive_field import ReceptiveField

@@ -30,7 +30,7 @@ from paceline.core.files import (
 from paceline.core.registry import is_path
 from paceline.core.trust import check_may_run
 from paceline.core.types import SettingValue, SettingValues
-from paceline.data.open_sources import clean_name, data_name
+from paceline.data.source import clean_name, data_name
 from paceline.models.torch_file import open_safetensors, read_safetensors
 from paceline.parallel.shards import fill_module
 from paceline.runs.recipe import Layers, load_recipe, resolve_config

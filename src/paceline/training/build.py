@@ -12,20 +12,15 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from paceline.config.resolve import Config
-from paceline.config.settings import LearnerSettings
-from paceline.config.spans import Span, split_batch
-from paceline.contracts.phase import Clock
-from paceline.contracts.recipe import CLASS_DRAW, DataSpec, Recipe
+from paceline.config.settings import LearnerSettings, Span, split_batch
+from paceline.contracts.recipe import CLASS_DRAW, Clock, DataSpec, Recipe
 from paceline.core.errors import UserError, too_few_classes
 from paceline.core.host import free_host_bytes, own_host_bytes
 from paceline.core.startup import collecting_rarely
 from paceline.core.terminal import activity
-from paceline.data.feed import BatchPipeline, Cut, TrainingFeed
-from paceline.data.loader import Loader, choose_loader, choose_loaders
-from paceline.data.open_sources import check_evaluated, open_sources
-from paceline.data.source import Source, check_split, sizes_of, with_empty_classes
-from paceline.data.stream import Drawer, Stream, check_crop, cropped
-from paceline.data.transforms import Augment
+from paceline.data.loader import BatchPipeline, Cut, Loader, TrainingFeed, choose_loader, choose_loaders
+from paceline.data.source import Source, check_evaluated, check_split, open_sources, sizes_of, with_empty_classes
+from paceline.data.stream import Augment, Drawer, Stream, check_crop, cropped
 from paceline.parallel.precision import Precision, choose_precision
 from paceline.parallel.shards import own_rows
 from paceline.parallel.strategy import Strategy, num_devices, strategy_class

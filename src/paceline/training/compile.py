@@ -17,7 +17,7 @@ from paceline.contracts.recipe import Recipe, single_networks
 from paceline.core.errors import describe_error
 from paceline.core.files import writable_cache
 from paceline.core.ordered_map import num_cores
-from paceline.data.feed import StepData
+from paceline.data.loader import StepData
 from paceline.parallel.batchnorm import is_synchronized, leave_batchnorm_eager
 from paceline.parallel.torch_internals import (
     allow_recompilations,

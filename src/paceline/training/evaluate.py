@@ -14,18 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.config.settings import RunSettings
-from paceline.config.spans import is_never
+from paceline.config.settings import RunSettings, is_never
 from paceline.contracts.recipe import CLASS_DRAW, Batch, DataSpec, Recipe
 from paceline.core.errors import UserError, place_outside
 from paceline.core.registry import load_class
 from paceline.core.text import print_line
 from paceline.core.watch import beat
-from paceline.data.feed import BatchPipeline, TrainingFeed, drawn_batches, evaluation_batches
-from paceline.data.loader import Loader
+from paceline.data.loader import BatchPipeline, Loader, TrainingFeed, drawn_batches, evaluation_batches
 from paceline.data.source import LABEL, count_classes, has_one_size, in_proportion, selecting, sizes_of
-from paceline.data.stream import Drawer, channels_first, cropped
-from paceline.data.transforms import transform
+from paceline.data.stream import Drawer, channels_first, cropped, transform
 from paceline.evaluation.contract import Case, Evaluator
 from paceline.evaluation.protocol import Protocol
 from paceline.models.layers import NormByImage

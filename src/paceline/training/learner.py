@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from paceline.config.settings import LearnerSettings
-from paceline.contracts.phase import Clock
+from paceline.contracts.recipe import Clock
 from paceline.core.errors import UserError
 from paceline.parallel.batchnorm import sum_over_processes
 from paceline.parallel.precision import Precision

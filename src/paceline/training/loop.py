@@ -12,12 +12,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from paceline.config.settings import RunSettings
-from paceline.config.spans import INTERVALS, is_never, parse_interval
+from paceline.config.settings import INTERVALS, RunSettings, is_never, parse_interval
 from paceline.contracts.recipe import Recipe, single_networks
 from paceline.core.errors import UserError
 from paceline.core.watch import beat, longest_gap, recorder
-from paceline.data.feed import StepData
+from paceline.data.loader import StepData
 from paceline.data.stream import number_from
 from paceline.parallel.shards import is_sharded
 from paceline.parallel.world import BackgroundGroup, World

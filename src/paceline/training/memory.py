@@ -22,16 +22,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from paceline.config.resolve import Config
-from paceline.config.spans import split_batch
+from paceline.config.settings import split_batch
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
 from paceline.core.errors import UserError
 from paceline.core.host import free_host_bytes
 from paceline.core.terminal import activity
-from paceline.data.loader import choose_loader
-from paceline.data.open_sources import open_sources
-from paceline.data.source import Source
+from paceline.data.loader import Budget, choose_loader
+from paceline.data.source import Source, bytes_needed, open_sources
 from paceline.data.stream import cut
-from paceline.data.whole_source import Budget, bytes_needed
 from paceline.images.rectangles import Box
 from paceline.parallel.group import Place
 from paceline.parallel.precision import Precision

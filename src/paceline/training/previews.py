@@ -15,8 +15,7 @@ from paceline.contracts.data_spec import EIGHT_BITS, PixelFormat
 from paceline.contracts.recipe import CLASS_DRAW, Batch, DataSpec, Recipe
 from paceline.core.errors import UserError
 from paceline.data.source import Source, sizes_of, without_empty_classes
-from paceline.data.stream import Drawer, to_pixels
-from paceline.data.transforms import to_eight_bits, transform
+from paceline.data.stream import Drawer, to_eight_bits, to_pixels, transform
 from paceline.images.deep import to_eight_bit_array
 from paceline.images.grids import ShownChannels, captioned, grid, side_by_side, to_image
 from paceline.images.rectangles import Box

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.config.spans import is_never
+from paceline.config.settings import is_never
 from paceline.core.errors import DISK_FAILED, NOT_WRITABLE, UserError
 from paceline.core.terminal import Counter, activity
 from paceline.core.text import duration, epoch, four_digits, print_line

@@ -14,7 +14,7 @@ from paceline.contracts.recipe import Batch, Clock, Loss, Phase, Recipe
 from paceline.core.errors import UserError
 from paceline.core.gpu import run_concurrently
 from paceline.core.watch import INCOMPLETE, recorder
-from paceline.data.feed import StepData
+from paceline.data.loader import StepData
 from paceline.parallel.batchnorm import waiting
 from paceline.parallel.strategy import Strategy
 from paceline.training.learner import Learner

@@ -1,11 +1,13 @@
-"""Packed folders, in which images are stored decoded: their format, manifest, origin and writer."""
+"""What `paceline pack` writes: packed folders, in which images are stored decoded, and shards; both can be resumed."""
 
 from __future__ import annotations
 
 import dataclasses
 import errno
+import io
 import json
 import os
+import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -32,12 +34,20 @@ from paceline.core.files import (
     replacing,
     sync_open,
     why,
+    write_file,
     write_json,
 )
+from paceline.core.storage.files import Storage
+from paceline.core.storage.reader import Reader
+from paceline.data.file_lists import is_image
 from paceline.data.fingerprint import IDENTITY_SAMPLES, fingerprint, sha256_of_stats
-from paceline.data.source import LOW, TARGET, Sample, Source, is_in_memory
+from paceline.data.shard_index import SUFFIX, ShardIndex, scan
+from paceline.data.shards import split_name
+from paceline.data.source import LABEL, LOW, TARGET, Sample, Source, is_in_memory
 from paceline.data.stream import cut
-from paceline.data.whole_source import read_in_order
+from paceline.data.worker_pool import read_in_order
+from paceline.images.decode import to_pillow
+from paceline.images.deep import write_planes
 from paceline.images.rectangles import Box
 
 FORMAT, VERSION = "paceline pack", 3
@@ -86,31 +96,27 @@ class SplitRecord:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> SplitRecord:
-        """Parse a record from JSON; raise KeyError, TypeError, ValueError or AttributeError if it is malformed."""
+        """Parse a record; raise KeyError, TypeError, ValueError or AttributeError if it is malformed."""
         files = {name: FileRecord(**listed) for name, listed in content["files"].items()}
         read = {"spec": parse_spec(content["spec"]), "numbers": tuple(content["numbers"]), "files": files}
         record = cls(**{**content, **read})
-        record._check()
-        return record
-
-    def _check(self) -> None:
-        """Raise ValueError if the record contradicts itself or has values that no pack contains."""
-        spec, fields = self.spec, [*self.images, *self.numbers]
+        spec, fields = record.spec, [*record.images, *record.numbers]
         right = {
-            "count": type(self.count) is int and 0 < self.count < 2**40,
-            "mixed": type(self.mixed) is bool,
-            "images": all(type(count) is int and count > 0 for count in self.images.values()),
+            "count": type(record.count) is int and 0 < record.count < 2**40,
+            "mixed": type(record.mixed) is bool,
+            "images": all(type(count) is int and count > 0 for count in record.images.values()),
             "fields": len(set(fields)) == len(fields) and all(map(is_file_name, fields)),
-            "channels": all(self.images.get(name) == spec.channels for name in self.aligned),
+            "channels": all(record.images.get(name) == spec.channels for name in record.aligned),
             "size": min(spec.height, spec.width) > 0,
-            "scale": spec.scale > 1 if LOW in self.images else spec.scale == 0,
+            "scale": spec.scale > 1 if LOW in record.images else spec.scale == 0,
             "class names": len(spec.class_names) in (0, spec.num_classes),
-            "label": not spec.num_classes or "label" in self.numbers,
-            "files": all(type(file.bytes) is int and isinstance(file.sha256, str) for file in self.files.values()),
+            "label": not spec.num_classes or "label" in record.numbers,
+            "files": all(type(file.bytes) is int and isinstance(file.sha256, str) for file in files.values()),
         }
         wrong = [what for what, is_right in right.items() if not is_right]
         if wrong:
             raise ValueError(f"invalid {wrong[0]}")
+        return record
 
 
 @dataclass(frozen=True)
@@ -314,30 +320,31 @@ def describe(source: Source) -> SplitRecord:
     sample = source.read(0)
     images = {name: int(field.shape[-1]) for name, field in sample.items() if field.ndim == 3}
     numbers = tuple(name for name in sample if name not in images)
+    names = (f"{json.dumps(source.name_of(index))}\n" for index in range(len(source)))
     return SplitRecord(
         count=len(source),
         spec=source.spec,
         mixed=source.sizes is not None,
         images=images,
         numbers=numbers,
-        names_sha256=_sha256_of_names(source),
+        names_sha256=sha256("".join(names).encode()).hexdigest(),
         numbers_sha256=_sha256_of_numbers(source, numbers),
-        files_sha256=sha256_of_files(source),
+        files_sha256=_sha256_of_files(source),
         fingerprint=fingerprint(source, IDENTITY_SAMPLES),
         groups_sha256=sha256(json.dumps(source.groups).encode()).hexdigest() if source.groups else "",
     )
 
 
-DIFFERENCES = {  # what a property of a split tells if it has changed, checked in this order
-    "images": "the samples have different image fields",
-    "numbers": "the samples have different label fields",
-    "mixed": "the images had one size and now have several, or vice versa",
-    "spec": "the data spec (size, channels, classes) differs",
-    "groups_sha256": "the samples are grouped differently (group_by)",
-    "names_sha256": "the samples have different names",
-    "numbers_sha256": "the labels differ",
-    "files_sha256": "the files have different names, sizes or modification times",
-    "fingerprint": "the images differ",
+PROPERTIES = {  # of a split, checked in this order, as messages call them
+    "images": "image fields",
+    "numbers": "label fields",
+    "mixed": "sizes of the images",
+    "spec": "data specs (size, channels, classes)",
+    "groups_sha256": "groups (group_by)",
+    "names_sha256": "names of the samples",
+    "numbers_sha256": "labels",
+    "files_sha256": "names, sizes or modification times of the files",
+    "fingerprint": "images",
 }
 
 
@@ -349,9 +356,9 @@ def difference(kept: Mapping[str, SplitRecord], found: Mapping[str, SplitRecord]
         now = found[split]
         if before.count != now.count:
             return f"{split} has {now.count:,} samples instead of {before.count:,}"
-        for name, text in DIFFERENCES.items():
+        for name, text in PROPERTIES.items():
             if getattr(before, name) != getattr(now, name):
-                return f"{split}: {text}"
+                return f"{split}: the {text} differ"
     return ""
 
 
@@ -360,12 +367,10 @@ def must_be_read(source: Source) -> bool:
     return not is_in_memory(source) and not _lists_its_files(source)
 
 
-def sha256_of_files(source: Source) -> str:
+def _sha256_of_files(source: Source) -> str:
     """Return a hash of the name, size and modification time of every sample's files; "" if there are no files."""
-    if not _lists_its_files(source):
-        return ""
     try:
-        return sha256_of_stats(source)
+        return sha256_of_stats(source) if _lists_its_files(source) else ""
     except OSError as error:
         raise UserError(
             f"{error.filename}: {error.strerror}; the file was removed or changed during packing; pack again"
@@ -379,13 +384,6 @@ def _lists_its_files(source: Source) -> bool:
         return False
     first = source.files_of(0)
     return first is not None and {name for name, field in source.read(0).items() if field.ndim == 0} <= {*first.numbers}
-
-
-def _sha256_of_names(source: Source) -> str:
-    digest = sha256()
-    for index in range(len(source)):
-        digest.update(f"{json.dumps(source.name_of(index))}\n".encode())
-    return digest.hexdigest()
 
 
 def _sha256_of_numbers(source: Source, names: Sequence[str]) -> str:
@@ -408,9 +406,7 @@ def begin(folder: Path, splits: Mapping[str, SplitRecord], made_from: Mapping[st
         kept = load_manifest(file, folder)
         differs = difference(kept.splits, splits)
         if not differs and kept.made_from != made_from:
-            differs = (
-                f"packing was started with {' '.join(f'{name}={value}' for name, value in kept.made_from.items())}"
-            )
+            differs = " ".join(["settings:", *(f"{name}={value}" for name, value in kept.made_from.items())])
         if differs:
             raise _another(folder, differs)
         return True
@@ -425,13 +421,16 @@ def begin(folder: Path, splits: Mapping[str, SplitRecord], made_from: Mapping[st
 
 
 def fill(source: Source, folder: Path, record: SplitRecord, num_workers: int, done: Progress) -> None:
-    """Pack a split, described by its record, into its folder, resuming where an earlier attempt stopped."""
+    """Pack a split, described by its record, into its folder.
+
+    Resume where an earlier attempt stopped; if the samples may have changed since then, begin again.
+    """
     folder.mkdir(exist_ok=True)
     partial = folder / PARTIAL
     with ExitStack() as stack:
         rows = stack.enter_context(open(partial, "ab", buffering=0))
         files = [stack.enter_context(open(pixels_file(folder, name), "ab")) for name in record.images]
-        index = _whole_rows(partial, record)
+        index = _whole_rows(partial, record)[: 0 if must_be_read(source) else None]
         ends = [_ends(index, number, bytes_per_px) for number, bytes_per_px in enumerate(record.bytes_per_px.values())]
         for end, file in zip(ends, files, strict=True):
             index = index[: np.searchsorted(end, os.fstat(file.fileno()).st_size, side="right")]
@@ -439,18 +438,14 @@ def fill(source: Source, folder: Path, record: SplitRecord, num_workers: int, do
         for end, file in zip(ends, files, strict=True):
             os.truncate(file.fileno(), int(end[len(index) - 1]) if len(index) else 0)
             file.seek(0, os.SEEK_END)
-        start = 0 if must_be_read(source) else len(index)
-        done(start)
-        for number, sample in enumerate(_samples(source, start, num_workers), start):
-            if number < len(index):
-                _compare(sample, index[number], record, source.name_of(number), folder.parent)
-            else:
-                row = _row(sample, record, [file.tell() for file in files])
-                for name, file in zip(record.images, files, strict=True):
-                    file.write(np.ascontiguousarray(sample[name]).data)
-                    file.flush()
-                if rows.write(row.tobytes()) != row.nbytes:  # written last: a row marks a complete sample
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done(len(index))
+        for number, sample in enumerate(_samples(source, len(index), num_workers), len(index)):
+            row = _row(sample, record, [file.tell() for file in files])
+            for name, file in zip(record.images, files, strict=True):
+                file.write(np.ascontiguousarray(sample[name]).data)
+                file.flush()
+            if rows.write(row.tobytes()) != row.nbytes:  # written last: a row marks a complete sample
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             done(number + 1)
         for file in files:
             sync_open(file.fileno())
@@ -462,7 +457,7 @@ def finish(folder: Path, sources: Mapping[str, Source]) -> None:
     splits = {}
     for split, source in sources.items():
         here, record = folder / split, manifest.splits[split]
-        if sha256_of_files(source) != record.files_sha256:
+        if _sha256_of_files(source) != record.files_sha256:
             raise _another(folder, f"{split}: files changed during packing")
         splits[split] = dataclasses.replace(record, files=_finish_split(here, record, source))
     Manifest(manifest.made_from, splits).write(folder / MANIFEST)
@@ -475,35 +470,34 @@ def finish(folder: Path, sources: Mapping[str, Source]) -> None:
 
 def _finish_split(folder: Path, record: SplitRecord, source: Source) -> dict[str, FileRecord]:
     """Write the index, names and groups for a split whose samples are all packed; return the records of its files."""
-    index, names = folder / INDEX, folder / NAMES
     if (folder / PARTIAL).is_file():
-        with replacing(index) as temporary, temporary.open("wb") as file:
+        with replacing(folder / INDEX) as temporary, temporary.open("wb") as file:
             np.save(file, _whole_rows(folder / PARTIAL, record))
-    write_json(names, [source.name_of(number) for number in range(len(source))])
-    checked = [index, names]
+    write_json(folder / NAMES, [source.name_of(number) for number in range(len(source))])
     if source.groups:
         write_json(folder / GROUPS, source.groups)
-        checked.append(folder / GROUPS)
     pixels = [pixels_file(folder, name) for name in record.images]
     files = {file.name: FileRecord(file.stat().st_size) for file in pixels}
+    checked = [folder / name for name in (INDEX, NAMES, *([GROUPS] if source.groups else []))]
     return files | {file.name: FileRecord(file.stat().st_size, checksum_of_file(file)) for file in checked}
 
 
-def check_same(folder: Path, splits: Mapping[str, SplitRecord]) -> None:
-    """Raise UserError if a finished folder was packed from different data."""
-    differs = difference(read_manifest(folder).splits, splits)
+def check_same(manifest: Path, splits: Mapping[str, SplitRecord]) -> None:
+    """Raise UserError if a folder, described by its manifest, was written from different data."""
+    differs = difference(load_manifest(manifest, manifest.parent).splits, splits)
     if differs:
-        raise _another(folder, differs)
+        raise _another(manifest.parent, differs)
 
 
 def check_whole(source: Source, folder: Path, split: str, num_workers: int, done: Progress) -> None:
     """Check every pixel of a packed split; if necessary, compare it with all samples of the source."""
     packed = PackedSamples(folder, split)
     samples = _samples(source, 0, num_workers) if must_be_read(source) else None
-    for number in range(len(packed.index)):
+    for number, kept in enumerate(packed.index):
         packed.check(number)
-        if samples is not None:
-            _compare(next(samples), packed.index[number], packed.record, packed.names[number], folder)
+        offsets = kept[: len(packed.record.images) * len(PLACE) : len(PLACE)].tolist()
+        if samples is not None and not np.array_equal(_row(next(samples), packed.record, offsets), kept):
+            raise _another(folder, f"{packed.names[number]} differs")
         done(number + 1)
 
 
@@ -532,13 +526,6 @@ def _row(sample: Sample, record: SplitRecord, offsets: Sequence[int]) -> NDArray
     return np.array(row + [int(sample[name]) for name in record.numbers], dtype=np.int64)
 
 
-def _compare(sample: Sample, kept: NDArray[np.int64], record: SplitRecord, name: str, folder: Path) -> None:
-    """Raise UserError if a sample differs from what was packed."""
-    offsets = kept[: len(record.images) * len(PLACE) : len(PLACE)].tolist()
-    if not np.array_equal(_row(sample, record, offsets), kept):
-        raise _another(folder, f"{name} differs")
-
-
 def _whole_rows(file: Path, record: SplitRecord) -> NDArray[np.int64]:
     """Return the index rows in a file whose last row may be incomplete."""
     width = len(record.columns)
@@ -550,3 +537,116 @@ def _ends(index: NDArray[np.int64], field: int, bytes_per_px: int) -> NDArray[np
     place = index[:, field * len(PLACE) : (field + 1) * len(PLACE)]
     ends: NDArray[np.int64] = place[:, 0] + place[:, 1] * place[:, 2] * bytes_per_px
     return ends
+
+
+INPUT_MEMBER = "input"  # name of the field "image" in samples with several images
+
+
+def write_shards(
+    source: Source, folder: Path, split: str, max_bytes: int, decoded: bool, done: Progress
+) -> Iterator[str]:
+    """Write a split into tar files, each with an index; yield the name of every shard when it is complete.
+
+    A shard that an interrupted command finished is kept. Files are copied without changes, unless `decoded` is true or
+    the samples are not files. Then the images that `source.read` returns are stored as PNG or, with more bits or
+    channels, as TIFF.
+    """
+    number, first = 0, 0
+    while first < len(source):
+        name = f"{split}-{number:06d}.tar"
+        if kept := _next_sample(folder, name):
+            done(kept)
+        first = kept or _write_shard(source, folder / name, first, max_bytes, decoded, done)
+        number += 1
+        yield name
+
+
+def check_shard(folder: Path, name: str) -> int:
+    """Compare a shard with its index, and return the number of the next sample; raise UserError if they differ."""
+    if not (folder / name).is_file():
+        raise UserError(f"{folder / name}: is missing; restore it, or delete {folder} and pack again")
+    if _shard_index(folder / (name + SUFFIX)) != _scanned(folder, name):
+        raise UserError(f"{folder / name}: does not match its index; delete {folder} and pack again")
+    return _next_sample(folder, name)
+
+
+def _write_shard(source: Source, path: Path, first: int, max_bytes: int, decoded: bool, done: Progress) -> int:
+    """Write one shard and its index; return the number of the sample after its last one."""
+    with replacing(path) as temporary, tarfile.open(temporary, "w", format=tarfile.USTAR_FORMAT) as archive:
+        number = first
+        while number < len(source) and (number == first or archive.offset < max_bytes):
+            for name, content in _members(source, number, decoded).items():
+                header = tarfile.TarInfo(name)
+                header.size = len(content)
+                archive.addfile(header, io.BytesIO(content))
+            number += 1
+            done(number)
+    index = _scanned(path.parent, path.name)
+    wrong = next((member for member in index.members if member.problem), None)
+    if wrong:
+        raise UserError(
+            f"{source.name_of(int(split_name(wrong.name)[0]))}: {wrong.problem}; remove or replace the file"
+        )
+    write_file(path.with_name(path.name + SUFFIX), index.encode())
+    return number
+
+
+def _members(source: Source, number: int, decoded: bool) -> dict[str, bytes]:
+    """Return the content of a sample's members, by name."""
+    key = f"{number:08d}"
+    files = None if decoded else source.originals(number)
+    if files is not None and all(is_image(path) for path in files.files.values()):
+        numbers = files.numbers
+        images = {field: (path.suffix.lower(), _read(path)) for field, path in files.files.items()}
+    else:
+        sample = source.read(number)
+        numbers = {field: value for field, value in sample.items() if value.ndim == 0}
+        images = {field: _encoded(sample[field]) for field in sample if field not in numbers}
+    unknown = [field for field in numbers if field != LABEL]
+    if unknown:
+        raise UserError(
+            f"{source.name_of(number)}: shards cannot store the field {unknown[0]!r}; pack without --to-shards"
+        )
+    members = {}
+    for name, (suffix, content) in images.items():
+        named = "" if len(images) == 1 else f".{INPUT_MEMBER if name == INPUT else name}"
+        members[f"{key}{named}{suffix}"] = content
+    return members | {f"{key}.cls": str(int(value)).encode() for value in numbers.values()}
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); restore the file, then pack again") from None
+
+
+def _encoded(pixels: NDArray[Any]) -> tuple[str, bytes]:
+    """Return an image as a PNG file or, if PNG cannot store it, as a TIFF file; also return the suffix."""
+    buffer = io.BytesIO()
+    if pixels.dtype == np.uint8 and pixels.shape[-1] in (1, 3):
+        to_pillow(pixels).save(buffer, "PNG")
+        return ".png", buffer.getvalue()
+    write_planes(buffer, pixels)
+    return ".tif", buffer.getvalue()
+
+
+def _scanned(folder: Path, name: str) -> ShardIndex:
+    storage = Storage(str(folder), "pack")
+    (file,) = storage.describe_files([name])
+    return scan(Reader(storage, [file], None, 0.0), file)
+
+
+def _shard_index(file: Path) -> ShardIndex | None:
+    try:
+        return ShardIndex.parse(file.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _next_sample(folder: Path, name: str) -> int:
+    """Return the number of the sample after a finished shard; 0 if the shard is not finished."""
+    index, path = _shard_index(folder / (name + SUFFIX)), folder / name
+    if index is None or not index.members or not path.is_file() or path.stat().st_size != index.size:
+        return 0
+    return int(split_name(index.members[-1].name)[0]) + 1

@@ -1,4 +1,4 @@
-"""Finds the shards of each split, their class names and their indexes; shards without an index are scanned."""
+"""Shards: tar files in the WebDataset layout. Finds those of each split, and the samples that their members form."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+from zlib import crc32
 
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.contracts.data_spec import INPUT
 from paceline.core.errors import UserError
 from paceline.core.files import (
     MAX_BYTES,
@@ -27,7 +33,19 @@ from paceline.core.storage.files import Span, Storage, StoredFile
 from paceline.core.storage.reader import Reader, key_of
 from paceline.core.terminal import activity, counted
 from paceline.core.text import printable, redact
-from paceline.data.shards.index import MAX_INDEX_BYTES, SUFFIX, ShardIndex, scan
+from paceline.data.file_lists import HIDDEN, SUFFIXES, first_few
+from paceline.data.shard_index import (
+    HEADER_BYTES,
+    LABEL_SUFFIX,
+    MAX_INDEX_BYTES,
+    PICKLES,
+    SUFFIX,
+    Member,
+    ShardIndex,
+    parse_label,
+    scan,
+)
+from paceline.data.source import LABEL, RESERVED
 
 MANIFEST, VERSION = "shards.json", 1
 CLASS_NAMES = "classnames.txt"  # one name per line
@@ -63,20 +81,19 @@ def open_catalog(root: str, flag: str) -> Catalog:
     files = {file.name: file for file in storage.list_files()}
     shards = [name for name in files if _is_shard(name)]
     compressed = [name for name in files if name.lower().endswith(COMPRESSED)]
+    unused = f"{first_few(compressed)} is compressed, and not used; decompress it to a .tar file" if compressed else ""
     if not shards:
-        raise _no_shards(storage, compressed)
+        create = "no .tar files found; create some with paceline pack SRC DST --to-shards"
+        raise UserError(f"{storage.shown}: {unused or create}")
     if any(files[name].size < 0 for name in shards):
         files |= {file.name: file for file in storage.describe_files(shards)}
     splits, notes = _split(shards)
-    if compressed:
-        example = printable(compressed[0])
-        notes.append(f"compressed shards are not used: {example} ({len(compressed):,} in total); decompress them")
     return Catalog(
         storage,
         {split: tuple(files[name] for name in names) for split, names in splits.items()},
         frozenset(name for name in shards if name + SUFFIX in files),
         _class_names(storage) if CLASS_NAMES in files else (),
-        notes=tuple(f"{storage.shown}: {note}" for note in notes),
+        notes=tuple(f"{storage.shown}: {note}" for note in [*notes, unused] if note),
     )
 
 
@@ -104,23 +121,13 @@ def _unique(names: Sequence[str], shown: str) -> Sequence[str]:
     return names
 
 
-def describe_detection(storage: Storage, shards: Sequence[StoredFile]) -> tuple[str, ...]:
-    """Return a note if Paceline could not detect that a shard was replaced by another one of the same size."""
-    if storage.is_local or all(shard.version for shard in shards):
-        return ()
-    return (
-        f"{storage.shown}: the server reports neither an ETag nor a modification time; if you replace a shard, delete "
-        "the cache folder",
-    )
-
-
 def encode_manifest(splits: Mapping[str, Sequence[str]], class_names: Sequence[str], flip_allowed: bool) -> str:
     """Return the content of `shards.json`."""
     content = {"version": VERSION, "splits": splits, "class_names": list(class_names), "flip_allowed": flip_allowed}
     return json_text(content | {"sha256": checksum_of_content(content)}, indent=1) + "\n"
 
 
-class Manifest(NamedTuple):
+class ShardManifest(NamedTuple):
     """The content of `shards.json`."""
 
     splits: Mapping[str, Sequence[str]]  # names of the shards of each split
@@ -128,7 +135,7 @@ class Manifest(NamedTuple):
     flip_allowed: bool
 
 
-def parse_manifest(content: bytes, shown: str) -> Manifest:
+def parse_manifest(content: bytes, shown: str) -> ShardManifest:
     """Parse `shards.json` in the folder `shown`; raise UserError if it is damaged."""
     try:
         read = parse_json(content)
@@ -141,7 +148,7 @@ def parse_manifest(content: bytes, shown: str) -> Manifest:
             raise ValueError("a value has the wrong type")
         if not all(isinstance(name, str) for name in class_names):
             raise ValueError("a class name is not text")
-        return Manifest(splits, tuple(class_names), flip_allowed)
+        return ShardManifest(splits, tuple(class_names), flip_allowed)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{shown}: {MANIFEST} is damaged ({error}); write the shards again") from None
 
@@ -179,12 +186,6 @@ def _class_names(storage: Storage) -> tuple[str, ...]:
     return tuple(line.strip() for line in content.decode(errors="replace").splitlines() if line.strip())
 
 
-def _no_shards(storage: Storage, compressed: Sequence[str]) -> UserError:
-    if compressed:
-        return UserError(f"{storage.shown}: {printable(compressed[0])} is compressed; decompress it to a .tar file")
-    return UserError(f"{storage.shown}: no .tar files found; create some with paceline pack SRC DST --to-shards")
-
-
 def _expand(pattern: str, shown: str) -> Iterator[str]:
     """Yield the names that a pattern with braces stands for: `{000..127}` or `{train,test}`."""
     match = _BRACES.search(pattern)
@@ -219,8 +220,8 @@ def load_indexes(
     shown = f"reading the index of each shard ({catalog.storage.shown})"
     activity(shown)
     with ThreadPoolExecutor(max(MIN_THREADS, num_threads)) as threads:
-        found = threads.map(lambda shard: _load(catalog, shard, reader, folder), shards)
-        return list(zip(shards, counted(found, shown, len(shards)), strict=True))
+        indexes = threads.map(lambda shard: _load(catalog, shard, reader, folder), shards)
+        return list(zip(shards, counted(indexes, shown, len(shards)), strict=True))
 
 
 def _load(catalog: Catalog, shard: StoredFile, reader: Reader, folder: Path) -> ShardIndex:
@@ -285,3 +286,147 @@ def _beside(catalog: Catalog, shard: StoredFile) -> ShardIndex | None:
             "restore the shard, or delete its index"
         )
     return index
+
+
+FIELD_NAMES = {"input": INPUT}  # names of fields in shards that differ from the names in samples
+MEMBER = np.dtype(  # a member of a sample: where it is, its checksums, and the size of its image
+    [
+        *(("shard", "i4"), ("offset", "i8"), ("size", "i8"), ("crc32", "u4"), ("header_crc32", "u4")),
+        *(("height", "i8"), ("width", "i8")),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class SampleTable:
+    """All usable samples of several shards, in order, without their content."""
+
+    places: tuple[str, ...]  # path or URL of each shard
+    members: Mapping[str, NDArray[np.void]]  # by field, "image" first: the MEMBER of each sample
+    labels: NDArray[np.int64] | None
+    names: list[str]
+    problems: tuple[str, ...]  # samples and shards that cannot be used, each with the reason
+    ignored: Counter[str]  # number of members that are not used, by suffix
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """The fields that are images."""
+        return tuple(field for field in self.members if field != LABEL)
+
+    def span(self, field: str, index: int) -> Span:
+        """Return where a member of a sample is, with its tar header."""
+        member = self.members[field][index]
+        start = int(member["offset"])
+        return Span(self.places[member["shard"]], start - HEADER_BYTES, start + int(member["size"]))
+
+    def matches(self, field: str, index: int, content: bytes) -> bool:
+        """Return whether a member, which was read with its tar header, has not changed since it was indexed."""
+        member, header, content = self.members[field][index], content[:HEADER_BYTES], content[HEADER_BYTES:]
+        if (crc32(content), crc32(header)) != (member["crc32"], member["header_crc32"]):
+            return False
+        try:
+            return field != LABEL or self.labels is None or parse_label(content) == self.labels[index]
+        except ValueError:
+            return False
+
+    def rows(self, rows: NDArray[np.int64]) -> SampleTable:
+        """Return a table with some of the samples."""
+        return replace(
+            self,
+            members={field: members[rows] for field, members in self.members.items()},
+            labels=None if self.labels is None else self.labels[rows],
+            names=[self.names[row] for row in rows.tolist()],
+        )
+
+
+class _Sample(NamedTuple):
+    name: str
+    shard: int
+    fields: dict[str, Member]
+    problem: str
+
+
+def make_table(shards: Sequence[tuple[StoredFile, ShardIndex]]) -> SampleTable:
+    """Return the samples in all shards; leave out those without the fields that most samples have."""
+    problems = [f"{printable(file.name)}: {index.problem}" for file, index in shards if index.problem]
+    ignored: Counter[str] = Counter()
+    samples = [one for row, (file, index) in enumerate(shards) for one in _samples(row, file.name, index, ignored)]
+    counted = Counter(frozenset(sample.fields) for sample in samples if not sample.problem)
+    common = max(((count, len(fields), sorted(fields)) for fields, count in counted.items()), default=(0, 0, []))[-1]
+    fields = sorted({INPUT, *common}, key=lambda field: (field != INPUT, field)) if samples else []
+    usable = []
+    for sample in samples:
+        absent, name = sorted(set(fields) - sample.fields.keys()), f"{printable(sample.name):.200}"
+        if sample.problem:
+            problems.append(sample.problem)
+        elif absent:
+            others = f", only for {', '.join(sorted(sample.fields))}" if absent[0] == INPUT and sample.fields else ""
+            problems.append(f"{name}: no member for {absent[0]!r}{others}")
+        else:
+            usable.append(sample)
+    return SampleTable(
+        places=tuple(file.place for file, _ in shards),
+        members={field: _members(field, usable) for field in fields},
+        labels=np.array([sample.fields[LABEL].label for sample in usable]) if LABEL in fields else None,
+        names=[sample.name for sample in usable],
+        problems=tuple(problems),
+        ignored=ignored,
+    )
+
+
+def _members(field: str, samples: Sequence[_Sample]) -> NDArray[np.void]:
+    pairs = ((sample.shard, sample.fields[field]) for sample in samples)
+    rows = [(shard, m.offset, m.size, m.crc32, m.header_crc32, m.height, m.width) for shard, m in pairs]
+    return np.array(rows, dtype=MEMBER)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return a member's sample key, which includes its folders, and the rest of its name after the first dot."""
+    folder, slash, base = name.rpartition("/")
+    stem, _, rest = base.partition(".")
+    return f"{folder}{slash}{stem}", rest.lower()
+
+
+def field_of(rest: str) -> str:
+    """Return the field for the part of a member's name after the first dot; "" if the member is not used."""
+    if f".{rest}" == LABEL_SUFFIX:
+        return LABEL
+    name, _, suffix = rest.rpartition(".")
+    if f".{suffix}" not in SUFFIXES or (name and not name.isidentifier()):
+        return ""
+    return FIELD_NAMES.get(name, name or INPUT)
+
+
+def _samples(shard: int, shard_name: str, index: ShardIndex, ignored: Counter[str]) -> list[_Sample]:
+    """Return the samples of a shard, in the order of their first members."""
+    samples: dict[str, dict[str, Member]] = {}
+    problems: dict[str, str] = {}
+    for member in index.members:
+        (key, rest), path = split_name(member.name), PurePosixPath(member.name)
+        if path.name.startswith(HIDDEN) or not rest:
+            continue
+        field, suffix = field_of(rest), path.suffix.lower()
+        if not field and suffix not in PICKLES:
+            ignored[f"{suffix} after several dots" if suffix in SUFFIXES else suffix] += 1
+            continue
+        fields = samples.setdefault(key, {})
+        problem = member.problem or _wrong_use(field, rest, member)
+        if not problem and field in fields:
+            problem = f"one of several members for {field!r}"
+        if problem:
+            name = f"{printable(f'{shard_name}/{key}'):.200}"
+            problems.setdefault(key, f"{name}: {printable(path.name):.200}: {problem}")
+        fields[field] = member
+    return [_Sample(f"{shard_name}/{key}", shard, fields, problems.get(key, "")) for key, fields in samples.items()]
+
+
+def _wrong_use(field: str, rest: str, member: Member) -> str:
+    """Return why an intact member cannot be used as this field; "" if it can."""
+    if field == LABEL and f".{rest}" == LABEL_SUFFIX:
+        return "" if member.label >= 0 else "no class number in the index"
+    if field in RESERVED:
+        return f"{field!r} is the name of another field; rename the image"
+    return "" if member.height and member.width else "no image size in the index"

@@ -66,13 +66,10 @@ class ShardIndex(NamedTuple):
             read: Any = parse_json(content)
             if read.pop("sha256") != checksum_of_content(read):
                 raise ValueError("the index does not match its recorded SHA-256")
-            if read["version"] != VERSION:
-                raise ValueError(f"index version {read['version']}, expected {VERSION}")
-            size, rows, problem = read["size"], read["members"], read["problem"]
-            headers = read["headers"]
-            if not _are(int, size, *headers) or not _are(str, problem):
-                raise ValueError("the index contains a value of the wrong type")
-            members = (_member(row, header, size) for row, header in zip(rows, headers, strict=True))
+            size, problem, headers = read["size"], read["problem"], read["headers"]
+            if read["version"] != VERSION or not _are(int, size, *headers) or not _are(str, problem):
+                raise ValueError("the index has another version, or contains a value of the wrong type")
+            members = (_member(row, header, size) for row, header in zip(read["members"], headers, strict=True))
             return cls(size, tuple(members), problem)
         except (KeyError, TypeError, AttributeError, OverflowError, UnicodeDecodeError) as error:
             raise ValueError(f"the index cannot be read: {' '.join(str(error).split())}") from None
@@ -85,8 +82,8 @@ def _member(row: list[Any], header: int, size: int) -> Member:
         raise ValueError("the index contains a value of the wrong type")
     if not 0 <= member.size <= size - member.offset or member.offset < (0 if problem else HEADER_BYTES):
         raise ValueError("the index lists bytes outside the shard")
-    is_valid = 0 <= member.crc32 < 2**32 and 0 <= header < 2**32 and -1 <= member.label <= MAX_LABEL
-    if not is_valid or not all(0 <= side < MAX_SIDE_PX for side in (member.height, member.width)):
+    are_valid = (0 <= member.crc32 < 2**32, 0 <= header < 2**32, -1 <= member.label <= MAX_LABEL)
+    if not all(are_valid) or not all(0 <= side < MAX_SIDE_PX for side in (member.height, member.width)):
         raise ValueError(f"the index contains an invalid number for {member.name!r:.40}")
     return member
 
@@ -106,16 +103,13 @@ LABEL_SUFFIX = ".cls"
 MAX_LABEL_DIGITS = 32  # Python parses long integers in quadratic time
 # Reading these formats can execute code that the file contains.
 PICKLES = {".pyd", ".pickle", ".pkl", ".pth", ".pt"}
-# The first bytes of compressed files, and the name of each format.
-COMPRESSIONS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 END = bytes(tarfile.BLOCKSIZE)  # a tar file ends with two such blocks
 
 
 def scan(reader: Reader, file: StoredFile) -> ShardIndex:
     """Read a whole tar file; return its index, in which problems are recorded."""
-    opened = _RemoteFile(reader, file)
+    opened, problem = _RemoteFile(reader, file), ""
     members: list[Member] = []
-    problem = ""
     try:
         _check_headers(opened, 0)
         with tarfile.open(fileobj=opened, mode="r:") as archive:
@@ -128,8 +122,7 @@ def scan(reader: Reader, file: StoredFile) -> ShardIndex:
         raise
     # tarfile recurses for every header that describes the next one, so a long chain exceeds the recursion limit
     except (tarfile.TarError, EOFError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
-        problem = "" if members else _compression_problem(opened)
-        problem = problem or f"truncated, or not an uncompressed tar file ({' '.join(str(error).split())})"
+        problem = f"truncated, or not an uncompressed tar file ({' '.join(str(error).split())})"
     return ShardIndex(file.size, tuple(members), problem)
 
 
@@ -213,20 +206,10 @@ def parse_label(content: bytes) -> int:
     return int(digits)
 
 
-def _compression_problem(opened: _RemoteFile) -> str:
-    """Return the problem if a file is compressed, whatever its name; "" if it is not."""
-    start = opened.read_at(0, max(map(len, COMPRESSIONS)))
-    found = next((name for marker, name in COMPRESSIONS.items() if start.startswith(marker)), "")
-    return f"compressed with {found}, although its name ends in .tar; decompress it" if found else ""
-
-
 def _problem_at_end(opened: _RemoteFile, position: int) -> str:
     """Return what is wrong with the end of a tar file, which is at `position`; "" if nothing is wrong."""
-    block = opened.read_at(position, len(END))
-    if len(block) < len(END):
-        return "no end marker, so the file may be truncated"
-    if block != END:
-        return f"damaged at byte {position:,}"
+    if opened.read_at(position, len(END)) != END:
+        return f"no end marker at byte {position:,}, so the file is truncated or damaged"
     is_longer = any(opened.read_at(position, CHUNK_BYTES))
     return "data after the end marker: concatenated tar files are not supported" if is_longer else ""
 
