@@ -20,7 +20,7 @@ from test_apply import TRANSLATING
 from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
-from paceline.core.threads import num_cores
+from paceline.core.ordered_map import num_cores
 from paceline.data.file_lists import is_image, list_folder
 from paceline.inference.apply_files import ImageTask
 from paceline.inference.trained import build

@@ -28,9 +28,9 @@ from paceline.config.flags import PLAN_DEVICES
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.core.errors import UserError
+from paceline.core.ordered_map import num_cores
 from paceline.core.registry import load_classes
 from paceline.core.terminal import end_activity, open_screen
-from paceline.core.threads import num_cores
 from paceline.core.types import SettingValue
 from paceline.launch.tasks import Task
 from paceline.parallel.strategy import AUTO, Strategy, uses_one_device

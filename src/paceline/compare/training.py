@@ -24,9 +24,9 @@ from paceline.compare.cells import (
 from paceline.compare.grid import Options, PlannedRun
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
+from paceline.core.ordered_map import num_cores
 from paceline.core.terminal import Counter, end_activity
 from paceline.core.text import four_digits
-from paceline.core.threads import num_cores
 from paceline.launch.child import POLL_SECONDS, Child, Start, Stopped, forwarded_signals, stop_late
 from paceline.parallel.world import uses_cuda
 from paceline.report.model import Cell

@@ -15,9 +15,9 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.data_spec import INPUT, LEFT_OUT
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
+from paceline.core.ordered_map import ordered_map
 from paceline.core.terminal import counted
 from paceline.core.text import printable
-from paceline.core.threads import ordered_map
 from paceline.data.file_lists import Problem, describe_problems, first_messages, listed_elsewhere, too_small, unreadable
 from paceline.data.source import LABEL, LOW, Sample, Source
 from paceline.data.whole_source import num_readers

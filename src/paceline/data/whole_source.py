@@ -15,8 +15,8 @@ from torch import Tensor
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch
 from paceline.core.host import free_host_bytes
+from paceline.core.ordered_map import num_cores
 from paceline.core.terminal import Counter
-from paceline.core.threads import num_cores
 from paceline.data.source import Source, has_one_size, sizes_of
 from paceline.data.stream import IMAGE_TYPES, Tickets, channels_first, corners, in_order, stored
 from paceline.data.worker_pool import BATCHES_PER_WORKER, WorkerPool

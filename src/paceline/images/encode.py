@@ -19,7 +19,7 @@ from PIL import ExifTags, Image
 from paceline.contracts.data_spec import EIGHT_BITS, WHITE, PixelFormat
 from paceline.core.errors import UserError
 from paceline.core.files import replacing
-from paceline.core.threads import num_cores, ordered_map
+from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.images.decode import (
     PNG_GREY_AND_ALPHA,
     SIXTEEN_BIT_MODES,

@@ -13,9 +13,9 @@ from typing import TypeAlias
 import torch
 
 from paceline.core.errors import UserError
+from paceline.core.ordered_map import ByteBudget, num_cores, ordered_map
 from paceline.core.terminal import counted
 from paceline.core.text import printable
-from paceline.core.threads import ByteBudget, num_cores, ordered_map
 from paceline.data.whole_source import free_bytes
 from paceline.images.decode import BadImage, memory_limit
 from paceline.images.encode import DEFAULT_ENCODING, Encoding

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import UserError
+from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.core.text import printable
-from paceline.core.threads import num_cores, ordered_map
 from paceline.core.types import JsonObject
 from paceline.images.decode import PIXEL_LIMIT, BadImage, TooLarge, memory_limit
 from paceline.images.encode import Encoding, check_channels, write_image

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.core.threads import num_cores, ordered_map
+from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.images.decode import BadImage
 from paceline.images.readers import ImageReader, image_size
 from paceline.inference.files import FoundImage, SkippedImage

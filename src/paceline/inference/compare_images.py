@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.contracts.data_spec import EIGHT_BITS, PixelFormat
 from paceline.core.errors import UserError
-from paceline.core.threads import num_cores, ordered_map
+from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.evaluation.image_metrics import CLASSES, PEAK, WINDOW, decibels, luma, pixel_counts, ssim
 from paceline.images.decode import BadImage, decode
 from paceline.images.deep import GREY_AND_RGB, PlanesHeader, UnusablePlanes, read_deep, read_planes_header, to_format

@@ -12,8 +12,8 @@ from torch import Tensor
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch
 from paceline.core.errors import UserError
+from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.core.registry import load_class
-from paceline.core.threads import num_cores, ordered_map
 from paceline.core.watch import beat
 from paceline.data.image_files import ImageFiles, SampleRegions
 from paceline.data.source import Sample, sizes_of

@@ -17,8 +17,8 @@ from paceline.config.resolve import Config
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import CLASS_DRAW, Batch, DataSpec, Recipe
 from paceline.core.errors import UserError
+from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.core.terminal import Counter
-from paceline.core.threads import num_cores, ordered_map
 from paceline.data.open_sources import open_sources
 from paceline.data.source import Source, has_one_size, sizes_of
 from paceline.data.stream import Drawer

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paceline.contracts.recipe import CLASS_DRAW, Batch, DataSpec, Recipe
 from paceline.core.errors import UserError, unknown
-from paceline.core.threads import num_cores, ordered_map
+from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.data.feed import EVALUATION_BATCH, EVALUATION_PIXELS
 from paceline.data.source import selecting
 from paceline.data.stream import Drawer

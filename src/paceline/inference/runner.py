@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.contracts.data_spec import LUMA, PixelFormat
 from paceline.contracts.recipe import Batch
 from paceline.core.errors import describe_error
-from paceline.core.threads import ordered_map
+from paceline.core.ordered_map import ordered_map
 from paceline.data.stream import TORCH_TYPES, to_pixels
 from paceline.images.decode import BadImage
 from paceline.inference.trained import TrainedModel

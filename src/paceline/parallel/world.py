@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
-from paceline.core.threads import num_cores
+from paceline.core.ordered_map import num_cores
 from paceline.core.watch import is_watched, recorder, start_operation
 from paceline.parallel.batchnorm import sum_over_processes
 from paceline.parallel.peers import Peers, await_rank_0, call_roll

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from paceline.config.files import RUN_FORMAT
+from paceline.core.background import Background
 from paceline.core.errors import UserError, unknown
 from paceline.core.files import (
     SAFETENSORS,
@@ -32,7 +33,6 @@ from paceline.core.files import (
     why,
 )
 from paceline.core.text import print_line
-from paceline.core.threads import Background
 from paceline.core.types import JsonObject
 from paceline.core.watch import beat
 from paceline.runs.tensor_files import (

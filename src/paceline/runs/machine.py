@@ -18,7 +18,7 @@ import torch
 
 from paceline.core.files import read_json, user_cache, write_json
 from paceline.core.host import read_lines, read_table
-from paceline.core.threads import num_cores
+from paceline.core.ordered_map import num_cores
 
 
 def versions_and_hardware() -> dict[str, str]:

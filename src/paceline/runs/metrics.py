@@ -16,9 +16,9 @@ from typing import TypeAlias, cast
 import numpy as np
 from PIL import Image
 
+from paceline.core.background import Background
 from paceline.core.errors import UserError
 from paceline.core.files import open_append, read_bounded, remove_leftovers, replacing, sync_open, why, write_file
-from paceline.core.threads import Background
 from paceline.core.types import JsonObject
 from paceline.runs.logger import LoggerGroup, LogLine, Pixels, SampleImage
 

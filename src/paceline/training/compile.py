@@ -18,8 +18,8 @@ from paceline.config.resolve import Config
 from paceline.contracts.recipe import Batch, Recipe, single_networks
 from paceline.core.errors import describe_error
 from paceline.core.files import writable_cache
+from paceline.core.ordered_map import num_cores
 from paceline.core.startup import collecting_rarely
-from paceline.core.threads import num_cores
 from paceline.data.feed import StepData, TrainingFeed
 from paceline.parallel.batchnorm import is_synchronized, leave_batchnorm_eager
 from paceline.parallel.torch_internals import (

@@ -14,11 +14,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
+from paceline.core.background import Background
 from paceline.core.errors import UserError
 from paceline.core.files import WRITING, replacing
 from paceline.core.storage.files import Span, Storage, StoredFile
 from paceline.core.text import print_line
-from paceline.core.threads import Background
 
 MIN_FREE_BYTES = 2**30  # space left free on the disk, so that checkpoints can still be written
 FILLED_SHARE = 0.9  # fraction of the limit that is still used after old blocks were removed

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import UserError
 from paceline.core.files import sync_open
+from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.core.text import printable
-from paceline.core.threads import num_cores, ordered_map
 from paceline.core.types import JsonObject
 from paceline.images.rectangles import Box
 from paceline.images.tiff import DEFLATE, GREY, HORIZONTAL, RGB

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.core.threads import Background, ByteBudget, ordered_map
+from paceline.core.background import Background
+from paceline.core.ordered_map import ByteBudget, ordered_map
 
 
 def test_results_keep_the_order_of_the_items() -> None:
