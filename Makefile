@@ -9,13 +9,15 @@ INSTALLED := $(VENV)/.installed
 EXTRAS := $(VENV)/.extras
 LIBRARIES := $(VENV)/.libraries
 DOCS := $(VENV)/.docs
+OLDEST := .venv-oldest
+OLDEST_TORCH := 2.11
 S3_SERVER := $(BIN)/weed
 
 # Without bytecode, each of the hundreds of processes in the tests would compile the modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-extras test-cluster test-all torture lint format docs bench clean
+.PHONY: help install demo test test-extras test-cluster test-all test-oldest torture lint format docs bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +39,9 @@ test-cluster: $(INSTALLED) $(S3_SERVER)  ## run the tests on SLURM, network name
 
 test-all: lint $(EXTRAS) $(LIBRARIES)  ## run the tests of `test` and `test-extras`, the slow tests, and those of other libraries
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not cluster and not torture" $(PYTEST_ARGS)
+
+test-oldest: $(OLDEST)/.installed  ## run the tests against the oldest supported version of torch
+	@$(OLDEST)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 torture: $(INSTALLED)  ## kill runs at random moments, damage files, read hostile input (at most 30 minutes on two cores)
 	@TORTURE_JSON=$(TORTURE_JSON) $(BIN)/python -m pytest -n 2 -m torture tests/torture $(PYTEST_ARGS)
@@ -74,6 +79,14 @@ $(INSTALLED): pyproject.toml constraints.txt
 		{ echo "cannot create $(VENV): Python's venv module is missing (on Debian: apt install python3-venv)" >&2; exit 1; }
 	@echo "Installing Paceline into $(VENV) with the versions of constraints.txt (torch is large: some minutes the first time)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# The versions of constraints.txt, except those of torch and of the packages that torch pins.
+$(OLDEST)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -m venv $(OLDEST)
+	@grep -vE '^(torch|torchvision|triton|setuptools|nvidia-.*|cuda-.*)==' constraints.txt > $(OLDEST)/constraints.txt
+	@$(OLDEST)/bin/python -m pip install -qq --disable-pip-version-check -c $(OLDEST)/constraints.txt \
+		'torch==$(OLDEST_TORCH).*' -e '.[dev]'
 	@touch $@
 
 # DALI without what decoding on a CPU does not use (nvCOMP, nvJPEG, libcst, nvtx). Where there is no wheel for this

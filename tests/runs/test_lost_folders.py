@@ -44,25 +44,35 @@ def test_removing_the_run_folder_ends_the_run_with_a_one_line_error(tmp_path: Pa
     assert not run.exists(), "it was created again"
 
 
+def train_until_a_folder_is_replaced(tiny: str, replaced: str) -> int:
+    """Train, and replace a folder in the run folder with a link right after the second checkpoint."""
+    from paceline.cli.app import run
+    from paceline.runs.checkpoint import Checkpoints
+
+    prune, saves = Checkpoints.prune, iter(range(1, 10**9))
+
+    def replace(self: Checkpoints, keep: int, best: int | None) -> None:
+        prune(self, keep, best)
+        if next(saves) == 2:
+            folder = max(Path("run").glob("checkpoints/0*")) if replaced == "newest" else Path("run", replaced)
+            folder.rename("moved")
+            folder.symlink_to(Path("outside").absolute())
+
+    Checkpoints.prune = replace  # type: ignore[method-assign]
+    return run(["train", tiny, *ENDLESSLY, "--out", "run"])
+
+
 @pytest.mark.parametrize("replaced", ["checkpoints", "newest", "logs"])
 def test_a_run_does_not_write_through_a_link_that_replaces_a_folder_in_it(
     tmp_path: Path, tiny: str, replaced: str
 ) -> None:
-    run, outside = tmp_path / "run", tmp_path / "outside"
-    outside.mkdir()
-    (outside / "precious").touch()
-    running = start_fork(tmp_path, "train", tiny, *ENDLESSLY, "--out", "run")
-    wait_until(lambda: has_saved(run), running)
-    running.kill(signal.SIGSTOP)  # so that the run sees either the folder or the link
-    wait_until(lambda: " T " in Path(f"/proc/{running.pid}/stat").read_text())
-    folder = max(run.glob("checkpoints/0*")) if replaced == "newest" else run / replaced
-    folder.rename(tmp_path / "moved")
-    folder.symlink_to(outside)
-    running.kill(signal.SIGCONT)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "precious").touch()
+    (running,) = start_function_in_ranks(tmp_path, 1, train_until_a_folder_is_replaced, tiny, replaced)
     assert running.wait() == 2
     assert len(running.stderr.splitlines()) == 1, running.stderr
     assert "is a symbolic link that points outside the run folder; remove the link" in running.stderr
-    assert [path.name for path in outside.iterdir()] == ["precious"]
+    assert [path.name for path in (tmp_path / "outside").iterdir()] == ["precious"]
 
 
 def train_until_the_folder_is_lost(tiny: str) -> int:

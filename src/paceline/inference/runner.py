@@ -17,7 +17,7 @@ from paceline.contracts.data_spec import LUMA, PixelFormat
 from paceline.contracts.recipe import Batch
 from paceline.core.errors import describe_error
 from paceline.core.ordered_map import ordered_map
-from paceline.data.stream import TORCH_TYPES, to_pixels
+from paceline.data.stream import TORCH_TYPES, stored, to_pixels, to_unit_range
 from paceline.images.decode import BadImage
 from paceline.inference.trained import TrainedModel
 from paceline.parallel.graphed_function import LARGEST_PX, GraphedFunction
@@ -40,12 +40,11 @@ def pixel_format(image_model: TrainedModel, pixels: Tensor) -> PixelFormat:
     return PixelFormat.of(str(pixels.dtype).removeprefix("torch."), image_model.spec.value_range)
 
 
-def to_unit_range(tiles: Tensor, stored: PixelFormat) -> Tensor:
-    """Convert [n, h, w, c] pixels to [n, c, h, w] values in [-1, 1]."""
-    images = tiles.float().permute(0, 3, 1, 2)
-    if len(images) == 1:
-        images = images[0][None]  # otherwise, its strides would select other kernels, which round differently
-    return (images - stored.low if stored.low else images) / stored.half - 1
+def from_pixels(tiles: Tensor, pixels: PixelFormat) -> Tensor:
+    """Convert [n, h, w, c] pixels to [n, c, h, w] values in [-1, 1], exactly as for training."""
+    images = to_unit_range(stored(tiles).permute(0, 3, 1, 2), pixels, torch.float32)
+    # The strides of a single image would otherwise select other kernels, which round differently.
+    return images[0][None] if len(images) == 1 else images
 
 
 @torch.no_grad()
@@ -171,7 +170,7 @@ class TileRunner:
         return pinned.to(self.device, non_blocking=True)
 
     def _values(self, batch: Tensor, precision: Precision) -> Values:
-        images = to_unit_range(batch, pixel_format(self.image_model, batch))
+        images = from_pixels(batch, pixel_format(self.image_model, batch))
         if self.device.type == "cuda" and precision.name == "fp32":
             images = images.contiguous()  # without tensor cores, channels_last is slower
         with precision.autocast():

@@ -20,10 +20,10 @@ from paceline.inference.runner import (
     Landing,
     Pixels,
     RunnerPool,
+    from_pixels,
     in_levels,
     pixel_format,
     tensor_of,
-    to_unit_range,
     transform,
 )
 
@@ -310,7 +310,7 @@ class Composer:
         """Return the results for a tile, computed from a larger area."""
         rows, columns = tile.moved_from(context).scaled(self.image_model.output_scale).slices
         seen = tensor_of(pixels[context.slices]).to(self.device)
-        values = transform(self.image_model, to_unit_range(seen, pixel_format(self.image_model, seen)))
+        values = transform(self.image_model, from_pixels(seen, pixel_format(self.image_model, seen)))
         return torch.stack([made[0, rows, columns] for made in values.by_name.values()])
 
     def _smaller(self, tiling: Tiling, height: int, width: int) -> Tiling:
