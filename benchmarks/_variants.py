@@ -17,8 +17,8 @@ from PIL import Image
 
 from paceline.commands.configure import configure
 from paceline.runs.folder import RunFolder
-from paceline.runs.machine import versions_and_hardware
 from paceline.runs.metrics import MetricsWriter
+from paceline.runs.provenance import versions_and_hardware
 from paceline.runs.terminal import Display
 from paceline.training.build import assemble
 from paceline.training.loop import Loop, Outputs

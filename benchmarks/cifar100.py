@@ -20,8 +20,8 @@ from statistics import mean, stdev
 from time import perf_counter
 from typing import Any
 
-from paceline.runs.machine import versions_and_hardware
 from paceline.runs.metrics import read_metrics
+from paceline.runs.provenance import versions_and_hardware
 
 METRICS = ("test/top1", "test/top5", "test/loss", "seconds")
 

@@ -49,7 +49,7 @@ from paceline.data.sources.folder import Folder
 from paceline.data.sources.photos import Photos
 from paceline.data.sources.shards import Shards
 from paceline.data.stream import Stream
-from paceline.runs.machine import versions_and_hardware
+from paceline.runs.provenance import versions_and_hardware
 
 NUM_CLASSES, TEST_SHARE, JPEG_QUALITY = 10, 0.02, 90
 CPU = torch.device("cpu")

@@ -27,7 +27,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from paceline.runs.machine import versions_and_hardware
+from paceline.runs.provenance import versions_and_hardware
 
 IMPORT_TORCH = "import torch"
 

@@ -147,7 +147,7 @@ def train(
     """
     from paceline.commands.configure import configure
     from paceline.commands.train import train_and_report
-    from paceline.core.registry import trusting
+    from paceline.core.trust import trusting
 
     place = _given(strategy=strategy, accelerator=accelerator, devices=devices, precision=precision, workers=workers)
     length = _given(epochs=epochs, images=images, batch_size=batch_size, lr=lr, seed=seed, deterministic=deterministic)

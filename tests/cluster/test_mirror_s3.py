@@ -19,7 +19,7 @@ from paceline.board.gallery import Gallery
 from paceline.board.run import tail
 from paceline.core.files import checksum_of_file
 from paceline.runs.published import Destination, list_manifests, read_manifest
-from paceline.runs.record import MirrorState, Status
+from paceline.runs.status import MirrorState, Status
 from paceline.training.stop import MIRROR_INCOMPLETE
 
 TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")

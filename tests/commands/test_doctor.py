@@ -23,7 +23,7 @@ from paceline.parallel.place import Place
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.world import World
 from paceline.runs import provenance
-from paceline.runs.machine import SELF_TEST, cache_file, graph_obstacle
+from paceline.runs.provenance import SELF_TEST, cache_file, graph_obstacle
 from paceline.training.graph import RunStep, eager_steps
 from paceline.training.loss_log import Entry
 from paceline.training.step import Step

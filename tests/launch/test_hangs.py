@@ -12,7 +12,7 @@ import pytest
 from holds import Holds
 from running import Running, has_ended, run_fork, start_fork, start_ranks, wait_for_workers, wait_until
 
-from paceline.runs.record import Status
+from paceline.runs.status import Status
 
 FAULTY = str(Path(__file__).parents[1] / "faulty.py")
 COMMAND = ("train", FAULTY, "--accelerator", "cpu", "--devices", "2", "--timeout", "6", "--out", "run")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from running import Running, start_function_in_ranks, start_ranks, wait_until
 
 from paceline.parallel import peers
-from paceline.runs.record import Status
+from paceline.runs.status import Status
 
 SHORT = ("--images", "64", "--strategy", "ddp", "--accelerator", "cpu")
 

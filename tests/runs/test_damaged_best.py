@@ -13,7 +13,7 @@ from running import run_fork, start_fork, start_ranks
 
 from paceline.runs.checkpoint import Checkpoints, choose_checkpoint
 from paceline.runs.metrics import read_metrics
-from paceline.runs.record import Status
+from paceline.runs.status import Status
 
 # The best checkpoint is the first that is evaluated, because the number of samples never changes.
 CODE = """

@@ -18,7 +18,8 @@ from paceline.runs.checkpoint import Checkpoints, Damaged, load
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import read_metrics
 from paceline.runs.published import Destination, Manifest, list_manifests, restore
-from paceline.runs.record import Status, read_record
+from paceline.runs.record import read_record
+from paceline.runs.status import Status
 from paceline.runs.weights import from_json, read_data_spec
 
 FOLDERS = ("checkpoints", "logs", "samples", "tensorboard", ".mirror", ".restoring", "wandb")

@@ -14,7 +14,7 @@ from holds import Holds
 from running import run_fork, start_command, start_fork, start_function_in_ranks, wait_until, workers_of
 
 from paceline.core.watch import is_child
-from paceline.runs.record import Status
+from paceline.runs.status import Status
 
 ENDLESSLY = ("--images", "16000000", "--set", "save_every=2 steps", "--set", "loggers=")
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.runs import machine
-from paceline.runs.machine import GpuReadings, HostReadings, versions_and_hardware
+from paceline.runs import readings as readings_module
+from paceline.runs.provenance import versions_and_hardware
+from paceline.runs.readings import GpuReadings, HostReadings
 
 MIB = 2**20
 
@@ -66,7 +67,7 @@ def write_proc(root: Path, *, busy: int, idle: int, sectors: int, received: int,
 
 def read_twice(root: Path, monkeypatch: pytest.MonkeyPatch, **counters: int) -> list[dict[str, float]]:
     now = [100.0]
-    monkeypatch.setattr(machine.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(readings_module.time, "monotonic", lambda: now[0])
     readings = HostReadings(root, root / "proc", root / "sys")
     first = readings.read()
     now[0] += 1.9

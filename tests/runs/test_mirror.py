@@ -31,7 +31,7 @@ from paceline.runs.published import (
     read_manifest,
     restore,
 )
-from paceline.runs.record import MirrorState, Status
+from paceline.runs.status import MirrorState, Status
 
 TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
 QUICK = ("--set", "mirror_every=0.1")

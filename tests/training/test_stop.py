@@ -33,7 +33,7 @@ from running import (
 from paceline.parallel.place import Place
 from paceline.parallel.world import World
 from paceline.runs.checkpoint import Checkpoints
-from paceline.runs.record import Status
+from paceline.runs.status import Status
 from paceline.training import stop as stop_module
 from paceline.training.stop import StopRequest, StopVote
 
@@ -205,7 +205,6 @@ def test_a_second_interrupt_ends_a_single_process_immediately(
     assert status and (status.state, status.reason) == ("stopped", "a second Ctrl-C stopped the run immediately")
 
 
-@pytest.mark.slow
 def test_a_second_interrupt_ends_two_processes_immediately(tmp_path: Path, tiny: str, holds: Holds) -> None:
     run = tmp_path / "run"
     running = start_fork(tmp_path, "train", tiny, *RARELY, "--devices", "2", "--out", str(run))

@@ -21,7 +21,7 @@ from running import (
 
 from paceline.runs.checkpoint import Checkpoints
 from paceline.runs.metrics import read_metrics
-from paceline.runs.record import Status
+from paceline.runs.status import Status
 
 FAULTY = str(Path(__file__).parents[1] / "faulty.py")
 HANGS_IN_START_UP = ("train", FAULTY, "--accelerator", "cpu", "--set", "fault=hang", "--set", "faulty_rank=-2")
@@ -41,9 +41,7 @@ def assert_stopped(run: Path) -> None:
     assert status and status.state == "stopped"
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_stop_request_ends_a_run_whose_first_step_hangs(
     tmp_path: Path, tiny: str, holds: Holds, number: int, code: int
 ) -> None:
@@ -60,7 +58,6 @@ def test_a_stop_request_ends_a_run_whose_first_step_hangs(
     assert run_fork(tmp_path, *command).wait() == 0
 
 
-@pytest.mark.slow
 def test_a_stop_request_ends_two_processes_whose_first_step_hangs(tmp_path: Path, tiny: str, holds: Holds) -> None:
     holds.hold("loss")
     running = start_fork(tmp_path, "train", tiny, *holds.settings, "--devices", "2", "--out", "run")
@@ -95,7 +92,7 @@ def test_a_run_that_waits_for_a_stopped_loader_process_saves_after_a_stop_reques
     assert weights_of(tmp_path / "run") == weights_of(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [1, 2])
 def test_a_stop_request_ends_an_evaluation_and_the_resumed_run_repeats_it(
     tmp_path: Path, tiny: str, holds: Holds, size: int
 ) -> None:
@@ -136,7 +133,7 @@ def test_a_stop_request_in_the_final_evaluation_leaves_a_run_that_resumes_with_i
     assert again.wait() == 0 and "test/top1" in again.stdout
 
 
-@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [1, 2])
 def test_a_run_that_hangs_in_start_up_ends_after_the_timeout(tmp_path: Path, size: int) -> None:
     running = run_fork(tmp_path, *HANGS_IN_START_UP, "--devices", str(size), "--timeout", "2", "--out", "run")
     assert running.wait() == 2

@@ -21,7 +21,8 @@ from paceline.core.files import LOCK, parse_toml
 from paceline.core.text import HIDDEN, is_private_name, printable, printable_lines, redact
 from paceline.core.types import JsonObject
 from paceline.runs.metrics import METRICS, REAL_IMAGES, SAMPLE_NAME, SAMPLES
-from paceline.runs.record import CONFIG, MIRROR_STATE, STATES, STATUS, MirrorState, Status
+from paceline.runs.record import CONFIG
+from paceline.runs.status import MIRROR_STATE, STATES, STATUS, MirrorState, Status
 from paceline.runs.terminal import LOGS
 
 RUN_FILES = {CONFIG, METRICS, STATUS}  # a folder that contains one of these files is a run folder

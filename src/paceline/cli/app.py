@@ -35,10 +35,11 @@ from paceline.commands.options import Checkpoint, Interpolate, InterpolateWith, 
 from paceline.config import flags as command_settings
 from paceline.core.errors import UserError, describe_limit
 from paceline.core.output import is_lost, outlive_stdout
-from paceline.core.registry import fault_of_plugin, set_trust, trusts_files
+from paceline.core.registry import fault_of_plugin
 from paceline.core.startup import collecting_rarely, keep_bytecode
 from paceline.core.terminal import end_activity, show_activities
 from paceline.core.text import print_any_text, print_line
+from paceline.core.trust import set_trust, trusts_files
 
 LONGEST_LINE = 3000  # characters of an error message that are printed
 

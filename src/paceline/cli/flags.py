@@ -18,7 +18,8 @@ from paceline.config.flags import COMMON, COMMON_ALIASES, FLAGS, SourceFlags
 from paceline.config.settings import LearnerSettings
 from paceline.core.errors import UserError
 from paceline.core.files import SAFETENSORS
-from paceline.core.registry import PluginKind, check_name, names, preset_names, set_trust
+from paceline.core.registry import PluginKind, check_name, names, preset_names
+from paceline.core.trust import set_trust
 from paceline.core.types import SettingValue
 
 Completion = Callable[..., list[str]]

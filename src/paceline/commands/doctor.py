@@ -26,7 +26,7 @@ from paceline.data.loader import Loader
 from paceline.launch.tasks import Task
 from paceline.parallel.strategy import AUTO, Strategy, uses_one_device, why_unavailable
 from paceline.parallel.world import check_devices
-from paceline.runs.machine import SELF_TEST, cache_file, identity, read_cached, store_cached, versions_and_hardware
+from paceline.runs.provenance import SELF_TEST, cache_file, identity, read_cached, store_cached, versions_and_hardware
 from paceline.runs.recipe import resolve_settings
 from paceline.training.compile import describe_kernel_cache
 

@@ -25,7 +25,8 @@ from paceline.report.reader import read_run
 from paceline.runs.finished_run import last_finished, stages_in, stages_of
 from paceline.runs.folder import RunFolder
 from paceline.runs.recipe import find_recipe
-from paceline.runs.record import CONFIG, Status
+from paceline.runs.record import CONFIG
+from paceline.runs.status import Status
 from paceline.runs.weights import is_weights_file
 
 RECORD = "cell.json"  # name of a file in each run's folder

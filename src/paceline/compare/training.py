@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -26,14 +27,14 @@ from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.ordered_map import num_cores
 from paceline.core.terminal import Counter, end_activity
-from paceline.core.text import four_digits
+from paceline.core.text import four_digits, wrapped
 from paceline.launch.child import POLL_SECONDS, Child, Start, Stopped, forwarded_signals, stop_late
 from paceline.parallel.world import uses_cuda
 from paceline.report.model import Cell
 from paceline.report.wording import is_share
 from paceline.runs.finished_run import stages_of
 from paceline.runs.metrics import METRICS
-from paceline.runs.record import Status
+from paceline.runs.status import Status
 
 THREADS = "OMP_NUM_THREADS"
 
@@ -170,7 +171,7 @@ class Progress:
             again = " (already finished)" if cell.reason else ""
             cell.reason = ""
             line = f"{words}: {speed}{cell.run.seconds:.1f} s  {quality}{again}"
-            self._console.print(line, soft_wrap=True)
+            self._console.print(wrapped(line, sys.stdout), soft_wrap=True)
 
     def _words(self, cell: Cell) -> str:
         return f"[{self._numbers[cell.name]}/{len(self._numbers)}] {cell.name}"

@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields
 from paceline.config.resolve import Config, Inherited, Layer, Text, flatten, plain_name
 from paceline.core.errors import UserError
 from paceline.core.files import MAX_TOML_BYTES, checksum_of_content, parse_toml, read_bounded, user_path, why
-from paceline.core.registry import check_may_run, trusts_files
+from paceline.core.trust import check_may_run, trusts_files
 from paceline.core.types import Scalar, SettingValue, SettingValues
 
 PLUGIN_SETTINGS = ("data", "loader", "strategy", "loggers")  # their values are plugin names or paths to .py files

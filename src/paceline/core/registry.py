@@ -1,8 +1,4 @@
-"""The plugin registry: built-in plugins, those of installed packages and of the user's own files, and which may run.
-
-A run, a weights file or a settings file may be untrusted. The code that it refers to runs only if the user passed
-`--trust`, or if this process has already imported it because the user named it on the command line.
-"""
+"""The plugin registry: built-in plugins, and those of installed packages and of the user's own files."""
 
 from __future__ import annotations
 
@@ -13,8 +9,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, distributions
@@ -332,42 +327,3 @@ def _installed(kind: PluginKind, name: str) -> EntryPoint:
         packages = " and ".join(map(_package, found))
         raise UserError(f"{kind} {name!r}: provided by more than one package: {packages}; uninstall all but one")
     return found[0]
-
-
-TRUST = "PACELINE_TRUST"  # environment variable, which worker processes inherit
-
-
-def set_trust(given: bool) -> None:
-    """Record whether the user passed `--trust`, for this process and its child processes."""
-    if given:
-        os.environ[TRUST] = "1"
-    else:
-        os.environ.pop(TRUST, None)
-
-
-@contextmanager
-def trusting(given: bool) -> Iterator[None]:
-    """If `given`, trust files within this context, as with `--trust`, including in child processes started in it."""
-    before = trusts_files()
-    set_trust(given or before)
-    try:
-        yield
-    finally:
-        set_trust(before)
-
-
-def trusts_files() -> bool:
-    """Return whether the user passed `--trust`."""
-    return os.environ.get(TRUST) == "1"
-
-
-def may_run(plugin: str, *, trust: bool = False) -> bool:
-    """Return whether a plugin named in a file may be loaded; only plugins in .py files can be refused."""
-    return not is_path(plugin) or trust or trusts_files() or is_loaded(plugin)
-
-
-def check_may_run(origin: str, plugins: Iterable[str], *, trust: bool = False) -> None:
-    """Raise UserError for the first plugin that may not be loaded; `origin` is the file that refers to it."""
-    for plugin in plugins:
-        if not may_run(plugin, trust=trust):
-            raise UserError(f"{origin}: refers to code ({plugin}), which runs only with --trust")

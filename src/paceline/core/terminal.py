@@ -253,6 +253,12 @@ def show_activities_of_worker() -> None:
     """Count the seconds of activities in a worker process, if its launcher shows activities."""
     if _is_shown():
         _watch_streams()
+        take_over_terminal()
+
+
+def take_over_terminal() -> None:
+    """Erase the activity of another process, which writes to the same terminal, before this process prints again."""
+    if _is_shown():
         _status_line.take_over()
 
 

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Protocol
 
 from paceline.core.files import open_append
-from paceline.core.registry import trusts_files
+from paceline.core.trust import trusts_files
 from paceline.core.types import SettingValue
 from paceline.core.watch import die_with_parent
 from paceline.training.stop import handling_stop_signals, leave_terminal

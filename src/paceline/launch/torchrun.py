@@ -20,7 +20,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 from paceline.core.errors import UserError
-from paceline.core.terminal import activity
+from paceline.core.terminal import activity, take_over_terminal
 from paceline.core.text import print_line
 from paceline.launch.agent import Agent, Watchdog, describe_failure, first_failure, log_of_rank, print_restart
 from paceline.launch.child import path_flags
@@ -83,6 +83,7 @@ def run_processes(
                 return _report_no_rendezvous(error, rendezvous, mailbox, report)
             finally:
                 watchdog.stop()
+                take_over_terminal()
 
 
 def _silence(package: str) -> None:

@@ -29,7 +29,6 @@ from paceline.report.model import (
 )
 from paceline.runs.finished_run import readable_config_of
 from paceline.runs.folder import RunFolder
-from paceline.runs.machine import LOAD_AVERAGE
 from paceline.runs.metrics import (
     EVALUATION_SECONDS,
     REAL_IMAGES,
@@ -40,6 +39,7 @@ from paceline.runs.metrics import (
     read_rows,
 )
 from paceline.runs.profile_summary import PROFILE, SUMMARY_TEXT
+from paceline.runs.readings import LOAD_AVERAGE
 from paceline.runs.record import HARDWARE, RunRecord, changes
 
 LOADING, STEPPING = ("time/data_seconds",), ("time/step_seconds", "time/log_seconds")

@@ -15,8 +15,8 @@ from paceline.config.settings import SHARED_SETTINGS
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import NOT_FOUND, UserError
 from paceline.core.files import SAFETENSORS, user_path
-from paceline.core.registry import check_may_run, may_run
 from paceline.core.text import print_line
+from paceline.core.trust import check_may_run, may_run
 from paceline.core.types import SettingValue, SettingValues
 from paceline.data.fingerprint import describe_samples, is_same_data
 from paceline.data.open_sources import data_name, open_sources, open_training_samples

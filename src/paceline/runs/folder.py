@@ -32,7 +32,8 @@ from paceline.core.text import redact
 from paceline.data.fingerprint import is_same_data
 from paceline.evaluation.protocol import Protocol, differences
 from paceline.runs.checkpoint import Checkpoints
-from paceline.runs.record import CONFIG, Provenance, RunRecord, Status, earlier_segments, read_record
+from paceline.runs.record import CONFIG, Provenance, RunRecord, earlier_segments, read_record
+from paceline.runs.status import Status
 from paceline.runs.weights import DATA_SPEC_FILE, read_data_spec, weights_metadata
 
 DEFAULT_PARENT = Path("runs")  # the folder of runs that have no `--out`

@@ -39,7 +39,8 @@ from paceline.runs.published import (
     read_manifest,
     restore,
 )
-from paceline.runs.record import STATUS, MirrorState, RunRecord, read_record
+from paceline.runs.record import RunRecord, read_record
+from paceline.runs.status import STATUS, MirrorState
 from paceline.runs.terminal import LOGS
 
 STAGING = ".mirror"

@@ -13,7 +13,8 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec, Recipe, check_attributes, check_recipe
 from paceline.core.errors import NoClasses, UserError, check_parameters, unknown
 from paceline.core.files import SAFETENSORS
-from paceline.core.registry import load_class, may_run
+from paceline.core.registry import load_class
+from paceline.core.trust import may_run
 from paceline.core.types import SettingValues
 from paceline.data.image_files import fields_of
 from paceline.data.source import RegisteredSources, Source

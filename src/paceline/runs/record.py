@@ -1,26 +1,16 @@
-"""What a run records: its settings, provenance and segments in config.toml, and its state in status.json.
-
-A killed process cannot update its status, which stays "running". Readers then check the lock, which is released when
-the process dies, or how long ago a file was last written.
-"""
+"""What a run records: its settings, provenance and segments."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
-import os
-import socket
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
 
 from paceline.config.files import FORMAT, PROVENANCE, RUN_FORMAT, Table, check_format, to_toml
 from paceline.config.resolve import flatten
 from paceline.core.errors import UserError
-from paceline.core.files import MAX_TOML_BYTES, parse_toml, read_bounded, why, write_file, write_json
+from paceline.core.files import MAX_TOML_BYTES, parse_toml, read_bounded, why, write_file
 from paceline.core.types import Scalar, SettingValue, SettingValues
 
 HARDWARE = ("cpu", "cores", "gpus", "torch")  # properties that affect a run's speed, apart from its settings
@@ -194,75 +184,3 @@ def read_record(run: Path, where: str = "") -> RunRecord | None:
         return RunRecord(recipe, kept, Provenance.from_table(provenance))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"{file}: [{PROVENANCE}] cannot be read ({error}): restore the file") from None
-
-
-STATUS = "status.json"
-MIRROR_STATE = "mirror.json"
-STATES = ("running", "finished", "stopped", "failed")
-_TYPES: dict[Any, Callable[[Any], Any]] = {"str": str, "int": int, "float": float}
-Record = TypeVar("Record", "Status", "MirrorState")
-
-
-def _parse(kind: type[Record], content: bytes) -> Record | None:
-    """Return the record in a JSON file; None if it cannot be read, or lacks a field that has no default."""
-    try:
-        read = json.loads(content)
-        record = kind(**{one.name: _TYPES[one.type](read[one.name]) for one in fields(kind) if one.name in read})
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        return None
-    return record if math.isfinite(record.since) else None
-
-
-@dataclass(frozen=True)
-class Status:
-    """The state of a run, written by its own process."""
-
-    state: str
-    since: float  # Unix time at which the state was recorded
-    total_images: int = 0  # length of training in images; 0 if unknown
-    reason: str = ""  # one-line reason for a failure
-    host: str = ""
-    pid: int = 0
-
-    @classmethod
-    def now(cls, state: str, total_images: int, reason: str = "") -> Status:
-        """Return a status for this process with the current time."""
-        assert state in STATES, state
-        return cls(state, round(time.time(), 3), total_images, reason, socket.gethostname(), os.getpid())
-
-    @classmethod
-    def parse(cls, content: bytes) -> Status | None:
-        """Parse a status file; return None if it cannot be read."""
-        return _parse(cls, content)
-
-    @classmethod
-    def of(cls, folder: Path) -> Status | None:
-        """Return the status of a run, or None if it has none."""
-        file = folder / STATUS
-        try:
-            return cls.parse(read_bounded(file))
-        except OSError:
-            return None
-
-    def write(self, folder: Path) -> None:
-        """Write the status to a run folder, replacing the old one."""
-        write_json(folder / STATUS, asdict(self), durable=False)
-
-
-@dataclass(frozen=True)
-class MirrorState:
-    """The progress of a run's mirror."""
-
-    url: str
-    images: int = 0  # images seen at the newest published checkpoint; 0 if there is none
-    since: float = 0.0  # Unix time when `images` was last set
-    error: str = ""  # one-line reason why uploads are failing
-
-    @classmethod
-    def parse(cls, content: bytes) -> MirrorState | None:
-        """Parse a mirror state file; return None if it cannot be read."""
-        return _parse(cls, content)
-
-    def write(self, folder: Path) -> None:
-        """Write the mirror's state to a run folder, replacing the old one."""
-        write_json(folder / MIRROR_STATE, asdict(self), durable=False)

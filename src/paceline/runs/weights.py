@@ -27,7 +27,8 @@ from paceline.core.files import (
     why,
     write_file,
 )
-from paceline.core.registry import check_may_run, is_path
+from paceline.core.registry import is_path
+from paceline.core.trust import check_may_run
 from paceline.core.types import SettingValue, SettingValues
 from paceline.data.open_sources import clean_name, data_name
 from paceline.models.torch_file import open_safetensors, read_safetensors

@@ -30,8 +30,8 @@ from paceline.parallel.torch_internals import (
 )
 from paceline.parallel.world import World
 from paceline.runs.folder import RunFolder
-from paceline.runs.machine import identity
 from paceline.runs.mirror import published_record
+from paceline.runs.provenance import identity
 from paceline.training.step import Step
 
 COMPILER_MODULE = "torch._dynamo"

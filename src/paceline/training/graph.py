@@ -21,7 +21,7 @@ from paceline.core.text import print_line
 from paceline.data.feed import StepData
 from paceline.parallel.graphed_function import CapturedGraph, end_failed_capture, root_cause
 from paceline.parallel.strategy import Strategy
-from paceline.runs.machine import graph_obstacle
+from paceline.runs.provenance import graph_obstacle
 from paceline.training.loss_log import Entry
 from paceline.training.step import Step
 

@@ -23,8 +23,8 @@ from paceline.parallel.shards import is_sharded
 from paceline.parallel.world import BackgroundGroup, World
 from paceline.runs.checkpoint import Best, Saver, Snapshot
 from paceline.runs.folder import RunFolder, suggest_other_folder
-from paceline.runs.machine import GpuReadings, HostReadings
 from paceline.runs.metrics import EVALUATION_SECONDS, REAL_IMAGES, MetricsWriter
+from paceline.runs.readings import GpuReadings, HostReadings
 from paceline.runs.terminal import Display
 from paceline.training.build import Parts
 from paceline.training.evaluate import EvaluatedWeights, EvaluationStopped, SplitEvaluator, is_better

@@ -21,9 +21,9 @@ from paceline.data.worker_pool import describe_dead_worker
 from paceline.parallel.strategy import strategy_name
 from paceline.runs.checkpoint import WEIGHTS, Snapshot
 from paceline.runs.folder import RunFolder
-from paceline.runs.machine import versions_and_hardware
 from paceline.runs.metrics import MetricsWriter, read_metrics
 from paceline.runs.mirror import Mirroring
+from paceline.runs.provenance import versions_and_hardware
 from paceline.runs.record import Choices, Provenance
 from paceline.runs.terminal import Display, log_output
 from paceline.runs.weights import load_weights, write_data_spec
