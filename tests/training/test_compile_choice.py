@@ -20,8 +20,8 @@ from paceline.parallel.group import Place
 from paceline.parallel.world import World
 from paceline.runs.checkpoint import CheckpointNumbers, Checkpoints, Snapshot
 from paceline.runs.folder import RunFolder
-from paceline.runs.mirror.mirror import Mirror
-from paceline.runs.mirror.published import Destination
+from paceline.runs.mirror import Mirror
+from paceline.runs.published import Destination
 from paceline.runs.record import Choices, Provenance, RunRecord, read_record
 from paceline.training import build
 from paceline.training import compile as compiling

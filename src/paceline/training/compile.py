@@ -26,7 +26,7 @@ from paceline.parallel.torch_internals import (
 )
 from paceline.parallel.world import World
 from paceline.runs.folder import RunFolder
-from paceline.runs.mirror.session import published_record
+from paceline.runs.mirror import published_record
 from paceline.training.step import Step
 
 COMPILER_MODULE = "torch._dynamo"

@@ -20,11 +20,10 @@ from paceline.data.loader import StepData
 from paceline.data.stream import number_from
 from paceline.parallel.shards import is_sharded
 from paceline.parallel.world import BackgroundGroup, World
-from paceline.runs.checkpoint import Best, Snapshot
+from paceline.runs.checkpoint import Best, Saver, Snapshot
 from paceline.runs.folder import RunFolder, suggest_other_folder
 from paceline.runs.metrics import EVALUATION_SECONDS, REAL_IMAGES, MetricsWriter
 from paceline.runs.readings import GpuReadings, HostReadings
-from paceline.runs.saver import Saver
 from paceline.runs.terminal import Display
 from paceline.training.build import Parts
 from paceline.training.evaluate import EvaluatedWeights, EvaluationStopped, SplitEvaluator, explained, is_better

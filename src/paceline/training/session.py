@@ -22,7 +22,7 @@ from paceline.parallel.strategy import strategy_name
 from paceline.runs.checkpoint import WEIGHTS, Snapshot
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricsWriter, read_metrics
-from paceline.runs.mirror.session import Mirroring
+from paceline.runs.mirror import Mirroring
 from paceline.runs.provenance import versions_and_hardware
 from paceline.runs.record import Choices, Provenance
 from paceline.runs.terminal import Display, log_output

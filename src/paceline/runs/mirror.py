@@ -1,9 +1,11 @@
-"""A thread that copies a run folder to its mirror during training, from consistent copies of its files."""
+"""Apply `--mirror` and `--resume-from`: a thread copies the run folder, from consistent copies of its files."""
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,24 +13,33 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from paceline.config.files import identity
+from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.files import checksum_of_file
+from paceline.core.terminal import activity
 from paceline.core.text import one_line, print_line, redact
 from paceline.core.watch import beat
-from paceline.runs.checkpoint import NAME
+from paceline.data.fingerprint import without_sizes
+from paceline.runs.checkpoint import NAME, is_whole
+from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import SAMPLE_NAME, SAMPLES
-from paceline.runs.mirror.published import (
+from paceline.runs.published import (
     CHANGING,
+    CHECKPOINT_FILE,
     CHECKPOINTS,
     OBJECTS,
     Destination,
     Manifest,
     Piece,
+    fetch_config,
     list_manifests,
     manifest_name,
     order_of,
     read_manifest,
+    restore,
 )
+from paceline.runs.record import RunRecord, read_record
 from paceline.runs.status import STATUS, MirrorState
 from paceline.runs.terminal import LOGS
 
@@ -84,9 +95,10 @@ class Staging:
         """Remove the hidden folder."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def checkpoints(self) -> list[int]:
-        """Return the number of images seen at each checkpoint in the run folder."""
-        return _checkpoints(self.folder)
+    def checkpoints(self, folder: Path | None = None) -> list[int]:
+        """Return the number of images seen at each checkpoint, by default in the run folder."""
+        entries = ((folder or self.folder) / CHECKPOINTS).glob("*")
+        return sorted(int(entry.name) for entry in entries if NAME.fullmatch(entry.name))
 
     def live_files(self) -> Iterator[Path]:
         """Yield the files that users look at during training."""
@@ -113,10 +125,6 @@ def _redact_file(file: Path) -> None:
                 part, length = [], 0
         copy.write(redact("".join(part)))
     redacted.replace(file)
-
-
-def _checkpoints(folder: Path) -> list[int]:
-    return sorted(int(entry.name) for entry in (folder / CHECKPOINTS).glob("*") if NAME.fullmatch(entry.name))
 
 
 def _link_all(source: Path, target: Path) -> None:
@@ -147,7 +155,6 @@ RESPONSE_SECONDS = 10.0  # how long a starting run waits for its mirror
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 60.0  # first and longest pause before a retry
 MAX_FINAL_PAUSE_SECONDS = 2.0
 SECONDS_AFTER_STOP = 3.0  # how long a stopping run waits for a mirror whose last upload failed
-FIRST_REMINDER_SECONDS = 600.0  # time until the log repeats an error; doubled each time
 MAX_TIME_SHARE = 0.2  # maximum fraction of time spent on updates
 
 
@@ -164,11 +171,10 @@ class Mirror:
         self._sent: dict[str, str] = {}  # SHA-256 of each file at the destination
         self._sent_stat: dict[str, tuple[int, int]] = {}  # modification time and size of each file when it was sent
         self._manifests: dict[str, Manifest] = {}  # published manifests by name, newest first
-        self._connected = False
+        self._connected = self._cancelled = False
         self._rejected = ""
-        self._answered, self._started, self._wake = threading.Event(), threading.Event(), threading.Event()
-        self._ending = self._cancelled = False
-        self._silent_until, self._reminder = 0.0, FIRST_REMINDER_SECONDS
+        self._answered, self._started = threading.Event(), threading.Event()
+        self._wake, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
         self._thread.start()
 
@@ -185,11 +191,6 @@ class Mirror:
         """Start copying the run folder."""
         self._started.set()
 
-    def cancel(self) -> None:
-        """Stop the thread of a run that has not started."""
-        self._cancelled = True
-        self._started.set()
-
     def notify(self) -> None:
         """Notify the thread of a new checkpoint."""
         self._wake.set()
@@ -197,16 +198,19 @@ class Mirror:
     @property
     def is_complete(self) -> bool:
         """Whether all files were sent before the run ended."""
-        return self._ending and not self._thread.is_alive() and not self._rejected
+        return self._ended.is_set() and not self._thread.is_alive() and not self._rejected
 
     def finish(self, seconds: float, is_stopping: Callable[[], bool] = lambda: False) -> str:
         """Wait until all files are sent or `seconds` have passed; return a line that reports the result.
 
-        After a stop request, an upload that has failed gets only a few more seconds.
+        After a stop request, an upload that has failed gets only a few more seconds. If the run has not started, the
+        thread ends without sending anything, and the line is empty.
         """
-        self._ending = True
-        self._started.set()
-        self._wake.set()
+        self._cancelled = not self._started.is_set()
+        for event in (self._ended, self._started, self._wake):
+            event.set()
+        if self._cancelled:
+            return ""
         until = time.monotonic() + seconds
         while self._thread.is_alive() and time.monotonic() < until:
             self._thread.join(0.1)
@@ -217,61 +221,55 @@ class Mirror:
             return self._rejected
         if self.is_complete:
             return f"mirror: {self.url} is complete"
-        missing = ", ".join(self._missing())
-        reason = f" ({self._state.error})" if self._state.error else ""
-        return f"mirror: {self.url} is not complete: {missing}{reason}; run the same command again to complete it"
-
-    def _missing(self) -> list[str]:
         newest = max(self._staging.checkpoints(), default=0)
-        behind = [f"the checkpoint at {newest:,} images is missing"] if newest > self._state.images else []
-        return behind or ["the latest metrics and logs are missing"]
+        is_behind = newest > self._state.images
+        missing = f"the checkpoint at {newest:,} images is" if is_behind else "the latest metrics and logs are"
+        reason = f" ({self._state.error})" if self._state.error else ""
+        return (
+            f"mirror: {self.url} is not complete: {missing} missing{reason}; run the same command again to complete it"
+        )
 
     def _follow(self) -> None:
         """Update the mirror repeatedly and retry after failures; runs in the thread."""
-        pause = FIRST_PAUSE_SECONDS
-        while not (self._rejected or self._cancelled):
-            ending, began = self._ending, time.monotonic()
-            self._wake.clear()
-            try:
-                self._connect()
-                self._answered.set()
-                self._started.wait()
-                if self._cancelled:
+        error, pause = self._attempt(self._connect), FIRST_PAUSE_SECONDS
+        self._answered.set()
+        self._started.wait()  # the log is open only once the run has started
+        while not self._cancelled:
+            if error:
+                self._report_error(error)
+                if self._rejected:
                     return
-                self._update(ending)
+                if self._ended.is_set():
+                    time.sleep(min(pause, MAX_FINAL_PAUSE_SECONDS))
+                else:
+                    self._ended.wait(min(pause, MAX_PAUSE_SECONDS))
+                pause *= 2
+            ending, began = self._ended.is_set(), time.monotonic()
+            self._wake.clear()
+            error = self._attempt(lambda ending=ending: self._update(ending))  # type: ignore[misc]
+            if not error:
                 self._report_error("")
                 pause = FIRST_PAUSE_SECONDS
                 if ending:
                     return
-                if not self._ending:
+                if not self._ended.is_set():
                     self._wake.wait(max(self.every, (time.monotonic() - began) / MAX_TIME_SHARE))
-            except UserError as rejection:
-                self._rejected = str(rejection)
-                self._answered.set()
-                self._started.wait()
-                self._report_error(self._rejected)
-            except Exception as error:  # storage libraries may raise any exception
-                self._answered.set()
-                self._started.wait()  # the log is open only once the run has started
-                self._report_error(one_line(error))
-                longest = MAX_FINAL_PAUSE_SECONDS if self._ending else MAX_PAUSE_SECONDS
-                self._wait_to_retry(min(pause, longest))
-                pause *= 2
 
-    def _wait_to_retry(self, seconds: float) -> None:
-        """Wait before a retry; return early when the run ends."""
-        ending, until = self._ending, time.monotonic() + seconds
-        while time.monotonic() < until and self._ending == ending:
-            time.sleep(0.05)
+    def _attempt(self, call: Callable[[], None]) -> str:
+        """Return why a call failed, or an empty string; a UserError means that the mirror cannot be used."""
+        try:
+            call()
+        except UserError as rejection:
+            self._rejected = str(rejection)
+            return self._rejected
+        except Exception as error:  # storage libraries may raise any exception
+            return one_line(error)
+        return ""
 
     def _report_error(self, error: str) -> None:
-        if self._cancelled:
-            return
-        now = time.monotonic()
-        if error and now >= self._silent_until:
+        if error and not self._state.error:
             again = "; training continues and the upload is retried" if not self._rejected else ""
             print_line(f"mirror: upload to {self.url} failed ({error}){again}")
-            self._silent_until, self._reminder = now + self._reminder, 2 * self._reminder
         elif not error and self._state.error:
             print_line(f"mirror: {self.url} is reachable again")
         self._set_state(replace(self._state, error=error))
@@ -313,8 +311,11 @@ class Mirror:
 
     def _update(self, ending: bool) -> None:
         """Send all new and changed files, starting with a new checkpoint."""
+        self._connect()
         newest = next(iter(self._manifests.values()), None)
-        if ending or self._staging.checkpoints() != _checkpoints_in(newest):
+        files = newest.files if newest else ()
+        published = {int(name.split("/")[1]) for name in files if CHECKPOINT_FILE.fullmatch(name)}
+        if ending or set(self._staging.checkpoints()) != published:
             self._publish(newest)
         for file in self._staging.live_files():
             self._send_live(file)
@@ -323,7 +324,7 @@ class Mirror:
     def _publish(self, newest: Manifest | None) -> None:
         """Publish the folder as a snapshot: send its files, then the manifest, then remove old snapshots."""
         files = self._staging.take()
-        images = max(_checkpoints(self._staging.path), default=0)
+        images = max(self._staging.checkpoints(self._staging.path), default=0)
         if not images:
             return
         pieces = self._staging.describe(files)
@@ -392,6 +393,84 @@ class Mirror:
             self._sent_stat[name] = (found.st_mtime_ns, found.st_size)
 
 
-def _checkpoints_in(manifest: Manifest | None) -> list[int]:
-    names = manifest.files if manifest else ()
-    return sorted({int(name.split("/")[1]) for name in names if name.startswith(f"{CHECKPOINTS}/")})
+def published_record(url: str) -> RunRecord | None:
+    """Return the settings of the run at `--resume-from`, before it is restored; None if they cannot be read."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+            destination = Destination(url, "--resume-from")
+            activity(f"reading the settings of the run at {url}")
+            fetch_config(destination, Path(folder))
+            return read_record(Path(folder))
+    except Exception:  # `Mirroring.prepare` reads the same files later and reports the error
+        return None
+
+
+class Mirroring:
+    """Restores and mirrors a run on rank 0; does nothing if neither `--mirror` nor `--resume-from` is set."""
+
+    def __init__(self, config: Config, folder: RunFolder, is_first: bool) -> None:
+        self.is_first = is_first
+        self.config, self.folder, self.settings = config, folder, config.run
+        self._mirror: Mirror | None = None
+
+    def prepare(self, data: str) -> None:
+        """Restore the run if the copy at `--resume-from` is newer, and open the mirror.
+
+        Raise UserError if the mirror contains another run.
+        """
+        self.folder.check_settings(self.config, data)
+        if not self.is_first:
+            return
+        Staging(self.folder.path).clear()  # removes the leftovers of a killed run
+        if self.settings.resume_from:
+            self._restore()
+            self.folder.check_settings(self.config, data)
+        if self.settings.mirror:
+            url = self.settings.mirror
+            destination = Destination(url, "--mirror")
+            run = identity(self.config, without_sizes(data))
+            self._mirror = Mirror(self.folder.path, destination, url, run, self.settings.mirror_every)
+            self._mirror.check()
+
+    def _restore(self) -> None:
+        url, checkpoints = self.settings.resume_from, self.folder.checkpoints
+        source = Destination(url, "--resume-from")
+        here = next((images for images in reversed(checkpoints.all()) if is_whole(checkpoints.path(images))), 0)
+        try:
+            found = restore(source, self.folder.path, here, print_line, beat)
+        except UserError as error:
+            raise UserError(f"--resume-from {url}: {error}") from None
+        except Exception as error:  # storage libraries may raise any exception
+            if not here:
+                raise UserError(f"--resume-from {url}: cannot be read ({one_line(error)}): check the URL") from None
+            print_line(f"--resume-from {url}: cannot be read ({one_line(error)}); resuming from --out")
+            return
+        if found is None and not here and url != self.settings.mirror:
+            raise UserError(f"--resume-from {url}: contains no snapshot of a run: check the URL")
+        if found is None:
+            print_line(f"--resume-from {url}: contains no run yet; using --out")
+        elif found > here:
+            print_line(f"restored the run at {found:,} images from {url}")
+
+    def begin(self) -> None:
+        """Start copying to the mirror; called once the run's own files are written."""
+        if self._mirror:
+            self._mirror.begin()
+
+    def notify(self) -> None:
+        """Notify the mirror of a new checkpoint."""
+        if self._mirror:
+            self._mirror.notify()
+
+    def finish(self, at_most: float = math.inf, is_stopping: Callable[[], bool] = lambda: False) -> bool:
+        """Wait for the mirror within the time limit and print the result; return whether nothing is missing.
+
+        A second call does nothing.
+        """
+        mirror, self._mirror = self._mirror, None
+        if mirror is None:
+            return True
+        line = mirror.finish(min(self.settings.mirror_wait, self.settings.timeout / 2, at_most), is_stopping)
+        if line:
+            print_line(line)
+        return mirror.is_complete or not line
