@@ -188,7 +188,7 @@ def test_floating_point_images_need_a_range_which_is_suggested(tmp_path: Path) -
 
 
 def test_the_suggested_range_fits_common_formats(tmp_path: Path) -> None:
-    for high, suggested in ((0.9, "0,1"), (5, "0,10"), (255, "0,255"), (300, "0,1000"), (4000, "0,4095")):
+    for high, suggested in ((0.9, "0,1"), (5, "0,10"), (300, "0,1000")):
         for split in ("train", "test"):
             write_stack(tmp_path / split / "a.tif", np.linspace(0, high, 320, dtype=np.float32).reshape(5, 8, 8))
         with pytest.raises(UserError, match=rf"--set value_range={suggested}$"):
