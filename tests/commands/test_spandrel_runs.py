@@ -66,9 +66,7 @@ CASES = [
 def test_an_imported_network_computes_the_same_images_as_in_spandrel(name, arguments, recipe, scale, capsys):
     public_file(name, "theirs.pth", **arguments)
     assert run(["import", "theirs.pth", "--out", "ours.safetensors"]) == 0
-    printed = capsys.readouterr().out
-    assert f"recognised: network=spandrel:{name}, " in printed
-    assert ("serve inference only" in printed) == (name in ("SPAN", "SwinIR"))
+    assert f"recognised: network=spandrel:{name}, " in capsys.readouterr().out
     model = open_image_model("ours.safetensors")
     assert (model.config.recipe_name, model.output_scale) == (recipe, scale)
     assert run(["apply", "ours.safetensors", "small.png", "--out", "made", *CPU]) == 0

@@ -257,6 +257,16 @@ def test_a_class_needs_a_conditional_model(folder: Path) -> None:
         paceline.load("unconditional", device="cpu").sample(1, label=0)
 
 
+def test_weights_that_do_not_fit_are_not_blamed_on_the_augmentation(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for one in (*SMALL[:-1], "size=32") for word in ("--set", one)]
+    assert run([*COMMAND, *words, "--init-from", "whole", "--out", "larger"]) == 2
+    error = capsys.readouterr().err
+    assert "its generator is a different network" in error and "ada" not in error
+    assert run([*COMMAND, *words, "--set", "width=32", "--init-from", "whole", "--out", "larger"]) == 2
+    error = capsys.readouterr().err
+    assert "its weights were trained with width=16 (not 32): use --set width=16" in error and "ada" not in error
+
+
 def test_a_run_with_a_far_too_high_learning_rate_stops_with_an_error(folder: Path) -> None:
     done = run_fork(folder, *with_settings(), "--lr", "10", "--images", "2048", "--out", "diverged")
     assert done.wait() == 2

@@ -267,6 +267,8 @@ class Translation(Recipe):
 
 def _plan(settings: TranslationSettings, spec: DataSpec) -> Plan:
     """Return the panels to generate and their weights; raise UserError for settings that the model does not use."""
+    if not spec.panels:
+        raise UserError("translation needs data with panels in addition to the input: use --data panels")
     if settings.model == "pix2pix":
         for name in ("modalities", "segmentation_weights", "generator_weights", "discriminator_weights"):
             if getattr(settings, name):
@@ -316,8 +318,6 @@ class Plan:
 
 def plan_pix2pix(spec: DataSpec, target: str) -> Plan:
     """Return a plan that generates one panel from the input."""
-    if not spec.panels:
-        raise _no_panels()
     if target and target not in spec.panels:
         raise UserError(f"target={target}: {unknown('panel', target, spec.panels)}")
     if not target and len(spec.panels) > 1:
@@ -331,8 +331,6 @@ def plan_pix2pix(spec: DataSpec, target: str) -> Plan:
 
 def plan_deepliif(spec: DataSpec, modalities: int, fusion: str, generators: str, discriminators: str) -> Plan:
     """Return a plan that generates every panel and segments the input and each modality."""
-    if not spec.panels:
-        raise _no_panels()
     names = tuple(panel for panel in spec.panels if panel != SEGMENTATION)
     if modalities and modalities != len(names):
         raise UserError(
@@ -385,10 +383,6 @@ def _weights(name: str, text: str, of: tuple[str, ...]) -> tuple[float, ...]:
             f"{name}={text}: {of[weights.index(0)]!r} has weight 0 and would not be trained; remove it from panels=…"
         )
     return weights
-
-
-def _no_panels() -> UserError:
-    return UserError("translation needs data with panels in addition to the input: use --data panels")
 
 
 UNETS_PX = (512, 256, 128, 64, 32)
