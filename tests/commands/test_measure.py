@@ -281,7 +281,7 @@ def test_fid_leaves_out_huge_images(
         for number in range(2):
             save(f"{folder}/{number}.png", noise(number))
         save(f"{folder}/huge.png", np.tile(noise(2), (2, 2, 1)))
-    for module in ("decode", "regions.open_image"):
+    for module in ("decode", "regions"):
         monkeypatch.setattr(f"paceline.images.{module}.PIXEL_LIMIT", noise(0)[..., 0].size)
     assert run(["measure", "made", "targets", *inception]) == 0
     printed = capsys.readouterr().out
@@ -304,7 +304,7 @@ def test_huge_files_are_compared_by_region_with_the_same_metrics(words, suffix, 
         save(f"{name}.png", pixels)
     for by_region in (False, True):
         if by_region:
-            for module in ("regions.open_image", "decode", "deep"):
+            for module in ("regions", "decode", "deep"):
                 monkeypatch.setattr(f"paceline.images.{module}.PIXEL_LIMIT", 1000)
             monkeypatch.setattr("paceline.inference.compare_images.BLOCK_PX", 64)
         report = tmp_path / f"{by_region}.json"

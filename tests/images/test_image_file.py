@@ -209,7 +209,7 @@ def test_an_encoder_that_fails_on_a_full_disk_is_reported_as_such(kind, tmp_path
     def fail(*_: object) -> None:
         raise kind("encoder error -2 when writing image file")
 
-    monkeypatch.setitem(encode.WRITERS, ".tif", fail)
+    monkeypatch.setattr(encode, "_write", fail)
     with pytest.raises(kind, match="encoder error"):
         write_image(tmp_path / "a.tif", np.zeros((8, 8, 3), np.uint8))
     monkeypatch.setattr(encode.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 100, 0))
