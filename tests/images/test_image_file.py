@@ -262,14 +262,6 @@ def test_photographs_become_smaller_with_a_higher_compression_and_masks_are_alwa
     assert np.array_equal(np.asarray(Image.open(tmp_path / "made.png")), mask)
 
 
-def test_a_profile_and_exif_are_stored(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[315] = "Ann"
-    write_png(tmp_path / "made.png", np.zeros((4, 4, 3), np.uint8), profile=b"profile", exif=exif.tobytes())
-    with Image.open(tmp_path / "made.png") as image:
-        assert image.info["icc_profile"] == b"profile" and image.getexif()[315] == "Ann"
-
-
 LEVELS = np.arange(4 * 6 * 3, dtype=np.uint16).reshape(4, 6, 3) * 900
 
 
