@@ -28,6 +28,7 @@ from paceline.images.decode import (
     load_undamaged,
     loses_bits,
     memory_limit,
+    open_of_any_size,
     opened,
     to_array,
     to_pillow,
@@ -405,23 +406,24 @@ def check_channels(own: int, expected: int) -> None:
         raise BadImage(f"it has {counted}, but the networks take {expected}; use images with {expected} channels")
 
 
-def _has_other_pages(image: Image.Image) -> bool:
+def _has_other_pages(path: Path) -> bool:
     """Return whether a TIFF has pages other than its first one and lower-resolution copies of it."""
-    if image.format != "TIFF":
-        return False
-    (width, height), are_copies = image.size, True
-    for number in range(1, getattr(image, "n_frames", 1)):
-        image.seek(number)
-        is_smaller = image.width < width and round(width / image.width) == round(height / image.height)
-        are_copies &= is_smaller or bool(image.tag_v2.get(SUBFILE_TYPE, 0) & 1)  # type: ignore[attr-defined]
-    image.seek(0)
-    return not are_copies
+    try:
+        with path.open("rb") as file, open_of_any_size(file) as image:
+            (width, height), are_copies = image.size, True
+            for number in range(1, getattr(image, "n_frames", 1)):
+                image.seek(number)
+                is_smaller = image.width < width and round(width / image.width) == round(height / image.height)
+                are_copies &= is_smaller or bool(image.tag_v2.get(SUBFILE_TYPE, 0) & 1)  # type: ignore[attr-defined]
+            return not are_copies
+    except Exception:  # some pages are damaged
+        return True
 
 
 def _read_grey_or_colour(path: Path) -> ImageData:
     with opened(path, memory_limit) as (image, file):
         profile = b"" if image.mode in OTHER_COLOUR_MODES else image.info.get("icc_profile") or b""
-        notes = ["only the first page was read"] if _has_other_pages(image) else []
+        notes = ["only the first page was read"] if image.format == "TIFF" and _has_other_pages(path) else []
         grey = image.mode in GREY_MODES
         if has_deep_colours(image):
             check_checksums(image, file)
