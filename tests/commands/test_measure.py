@@ -262,7 +262,7 @@ def test_huge_files_are_compared_by_region_with_the_same_metrics(words, suffix, 
         save(f"{name}.png", pixels)
     for by_region in (False, True):
         if by_region:
-            for module in ("regions.open_image", "decode", "deep"):
+            for module in ("regions", "decode", "deep"):
                 monkeypatch.setattr(f"paceline.images.{module}.PIXEL_LIMIT", 1000)
             monkeypatch.setattr("paceline.inference.compare_images.BLOCK_PX", 64)
         report = tmp_path / f"{by_region}.json"

@@ -98,16 +98,6 @@ def test_blur_equals_scipy_for_images_of_different_sizes():
             np.testing.assert_allclose(filtered[: image.shape[1], : image.shape[2]], wanted, atol=1e-9)
 
 
-def test_an_isotropic_gaussian_kernel_equals_scipy():
-    shape = Shape(
-        torch.tensor([21]), (constant(1.7), constant(1.7)), constant(0.4), constant(1.0), torch.tensor([False])
-    )
-    point = np.zeros((SIDE, SIDE))
-    point[SIDE // 2, SIDE // 2] = 1
-    wanted = scipy.ndimage.gaussian_filter(point, 1.7, radius=SIDE // 2)
-    np.testing.assert_allclose(normalised(bell_kernels(shape))[0], wanted, atol=1e-12)
-
-
 def test_anisotropic_generalised_and_plateau_kernels_equal_their_formulas():
     angle, sigmas, beta = 0.7, (2.5, 0.8), 1.6
     plateau = torch.tensor([False, True])

@@ -62,6 +62,11 @@ def test_pages_that_were_not_read_are_reported(tmp_path: Path) -> None:
             for pixels in (PIXELS, other):
                 file.write(pixels, photometric="rgb", metadata=None)
         assert read_image(tmp_path / "a.tif").note == "only the first page was read"
+    with tifffile.TiffFile(tmp_path / "a.tif") as file:
+        damaged, content = file.pages[1].offset, bytearray((tmp_path / "a.tif").read_bytes())
+    content[damaged + 2 : damaged + 14] = bytes(12)  # the width
+    (tmp_path / "a.tif").write_bytes(content)
+    assert read_image(tmp_path / "a.tif").note == "only the first page was read"
 
 
 @pytest.mark.parametrize(("extra", "dtype"), [(1, "uint8"), (2, "uint8"), (1, "uint16")])

@@ -7,7 +7,6 @@ import os
 import shutil
 import struct
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -29,6 +28,7 @@ from paceline.images.decode import (
     load_undamaged,
     loses_bits,
     memory_limit,
+    open_of_any_size,
     opened,
     to_array,
     to_pillow,
@@ -59,6 +59,7 @@ NO_FILTER, AVERAGE = 0, 3  # filter types
 ADLER_BASE = 65521
 ZLIB_HEADER = b"\x78\x01"
 FAST = 1  # compression level
+BICUBIC = Image.Resampling.BICUBIC
 UNIFORM = 0.6  # share of zeros in filtered rows from which runs of equal bytes are worth encoding
 
 Pixels = NDArray[Any]  # uint8 or uint16
@@ -276,7 +277,7 @@ def write_image(
         raise BadImage(f"the result has {width}×{height} pixels, but {limit}; use --format png")
     with replacing(path, durable=False) as temporary:
         try:
-            WRITERS[path.suffix](temporary, pixels, encoding, attached)
+            _write(temporary, path.suffix, pixels, encoding, attached)
         except (OSError, RuntimeError) as error:  # libtiff does not say that the disk is full
             if getattr(error, "errno", None) is None and shutil.disk_usage(path.parent).free < pixels.nbytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
@@ -293,62 +294,33 @@ def lost_in(suffix: str, pixels: Pixels, attached: Attachments) -> str:
     return f"{' and '.join(lost)}: not supported by {suffix[1:]}" if lost else ""
 
 
-def _write_png(path: Path, pixels: Pixels, encoding: Encoding, attached: Attachments) -> None:
-    alpha = None if attached.alpha is None else _sized_alpha(attached.alpha, pixels)
-    level = FAST if encoding.compression is None else encoding.compression
-    write_png(path, pixels, alpha, compression=level, profile=attached.profile, exif=attached.exif)
-
-
-def _write_tiff(path: Path, pixels: Pixels, encoding: Encoding, attached: Attachments) -> None:
-    is_plain = pixels.dtype != np.float32 and pixels.shape[-1] in GREY_AND_RGB
-    level = encoding.compression or 0
-    if not is_plain or (attached.ome is not None and attached.alpha is None):
-        write_planes(path, pixels, attached.ome, attached.profile, level)
-        return
-    if attached.alpha is not None:
-        pixels = np.concatenate([pixels, _sized_alpha(attached.alpha, pixels)[..., np.newaxis]], axis=-1)
-    if encoding.compression is None and pixels.dtype == np.uint8:
-        level = FAST
-    write_planes(path, pixels, None, attached.profile, level, is_one_page=True, **_tiff_texts(attached.exif))
-
-
-def _write_jpeg(path: Path, pixels: Pixels, encoding: Encoding, attached: Attachments) -> None:
-    image, metadata = to_pillow(_eight_bits(pixels)), _metadata(attached)
-    image.save(path, "JPEG", quality=encoding.quality, subsampling=0, **metadata)  # 0: colours at full resolution
-
-
-def _write_webp(path: Path, pixels: Pixels, encoding: Encoding, attached: Attachments) -> None:
-    pixels = _eight_bits(pixels)
-    image = to_pillow(pixels)
-    if attached.alpha is not None:
-        image.putalpha(Image.fromarray(_sized_alpha(attached.alpha, pixels)))
-    image.save(path, "WEBP", quality=encoding.quality, **_metadata(attached))
-
-
-WRITERS: dict[str, Callable[[Path, Pixels, Encoding, Attachments], None]] = {
-    ".png": _write_png,
-    ".tif": _write_tiff,
-    ".jpg": _write_jpeg,
-    ".webp": _write_webp,
-}
-
-
-def _sized_alpha(alpha: Image.Image, pixels: Pixels) -> Pixels:
-    """Return alpha with the size and the data type of pixels."""
-    size = (pixels.shape[1], pixels.shape[0])
-    sized = np.asarray(alpha if alpha.size == size else alpha.resize(size, Image.Resampling.BICUBIC))
-    return sized.astype(np.uint16) * 257 if pixels.dtype == np.uint16 else sized
-
-
-def _eight_bits(pixels: Pixels) -> NDArray[np.uint8]:
-    if pixels.dtype == np.uint8:
-        return pixels
-    return ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
-
-
-def _metadata(attached: Attachments) -> dict[str, bytes]:
-    found = {"icc_profile": attached.profile, "exif": attached.exif}
-    return {name: value for name, value in found.items() if value}
+def _write(path: Path, suffix: str, pixels: Pixels, encoding: Encoding, attached: Attachments) -> None:
+    alpha, level = None, encoding.compression or 0
+    if suffix not in (".png", ".tif") and pixels.dtype != np.uint8:
+        pixels = ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+    if attached.alpha is not None:  # with the size and the data type of the pixels
+        size = (pixels.shape[1], pixels.shape[0])
+        resized = attached.alpha if attached.alpha.size == size else attached.alpha.resize(size, BICUBIC)
+        alpha = np.asarray(resized).astype(pixels.dtype) * (257 if pixels.dtype == np.uint16 else 1)
+    if suffix == ".png":
+        level = FAST if encoding.compression is None else level
+        write_png(path, pixels, alpha, compression=level, profile=attached.profile, exif=attached.exif)
+    elif suffix == ".tif":
+        is_plain = pixels.dtype != np.float32 and pixels.shape[-1] in GREY_AND_RGB
+        if not is_plain or (attached.ome is not None and alpha is None):
+            write_planes(path, pixels, attached.ome, attached.profile, level)
+            return
+        if encoding.compression is None and pixels.dtype == np.uint8:
+            level = FAST
+        pixels = pixels if alpha is None else np.concatenate([pixels, alpha[..., np.newaxis]], axis=-1)
+        write_planes(path, pixels, None, attached.profile, level, is_one_page=True, **_tiff_texts(attached.exif))
+    else:
+        image, options = to_pillow(pixels), {"icc_profile": attached.profile, "exif": attached.exif}
+        if alpha is not None and suffix == ".webp":
+            image.putalpha(Image.fromarray(alpha))
+        given = {name: value for name, value in options.items() if value}
+        # Subsampling 0 keeps the colours of JPEG at full resolution.
+        image.save(path, "WEBP" if suffix == ".webp" else "JPEG", quality=encoding.quality, subsampling=0, **given)
 
 
 GREY_MODES = ("1", "L", "LA", "La")
@@ -434,23 +406,24 @@ def check_channels(own: int, expected: int) -> None:
         raise BadImage(f"it has {counted}, but the networks take {expected}; use images with {expected} channels")
 
 
-def _has_other_pages(image: Image.Image) -> bool:
+def _has_other_pages(path: Path) -> bool:
     """Return whether a TIFF has pages other than its first one and lower-resolution copies of it."""
-    if image.format != "TIFF":
-        return False
-    (width, height), are_copies = image.size, True
-    for number in range(1, getattr(image, "n_frames", 1)):
-        image.seek(number)
-        is_smaller = image.width < width and round(width / image.width) == round(height / image.height)
-        are_copies &= is_smaller or bool(image.tag_v2.get(SUBFILE_TYPE, 0) & 1)  # type: ignore[attr-defined]
-    image.seek(0)
-    return not are_copies
+    try:
+        with path.open("rb") as file, open_of_any_size(file) as image:
+            (width, height), are_copies = image.size, True
+            for number in range(1, getattr(image, "n_frames", 1)):
+                image.seek(number)
+                is_smaller = image.width < width and round(width / image.width) == round(height / image.height)
+                are_copies &= is_smaller or bool(image.tag_v2.get(SUBFILE_TYPE, 0) & 1)  # type: ignore[attr-defined]
+            return not are_copies
+    except Exception:  # some pages are damaged
+        return True
 
 
 def _read_grey_or_colour(path: Path) -> ImageData:
     with opened(path, memory_limit) as (image, file):
         profile = b"" if image.mode in OTHER_COLOUR_MODES else image.info.get("icc_profile") or b""
-        notes = ["only the first page was read"] if _has_other_pages(image) else []
+        notes = ["only the first page was read"] if image.format == "TIFF" and _has_other_pages(path) else []
         grey = image.mode in GREY_MODES
         if has_deep_colours(image):
             check_checksums(image, file)

@@ -209,8 +209,14 @@ def make_format(dtype: str, limits: Limits, name: str, values: tuple[float, floa
 
 
 def _suggested(low: float, high: float) -> str:
-    """Return a simple range that contains both values, with a power of ten as the bound."""
-    bound = 10.0 ** math.ceil(math.log10(max(abs(low), abs(high), 0.1)) - 1e-9)
+    """Return a simple range that contains both values, with 0 or a negative number as the lower bound.
+
+    The bound is a power of ten, or the largest value of 8, 12 or 16 bits if that is closer.
+    """
+    largest = max(abs(low), abs(high), 1e-6)
+    bound = 10.0 ** math.ceil(math.log10(largest) - 1e-9)
+    bound = max(bound, 1.0) if largest > 0.01 else bound
+    bound = min([bound, *(limit for limit in (255, 4095, 65535) if largest <= limit < bound)])
     return f"{-bound:g},{bound:g}" if low < 0 else f"0,{bound:g}"
 
 

@@ -97,7 +97,6 @@ class ApplierSettings:
 class AppliedImage:
     """An image whose results were written."""
 
-    path: str
     summary: str  # a line about the image, to be printed
 
 
@@ -178,11 +177,9 @@ class Applier:
         tiling, num_tiles = composition.tiling, composition.num_tiles
         if metrics:
             note = f"; {tiling.note}" * bool(tiling.note)
-            return AppliedImage(task.path, f"{printable(task.path)}: {metrics} → {printable(task.targets[''])}{note}")
+            return AppliedImage(f"{printable(task.path)}: {metrics} → {printable(task.targets[''])}{note}")
         tiles = f", {num_tiles} tiles of {tiling.side_px} pixels, halo {tiling.halo_px}" if num_tiles > 1 else ""
-        return AppliedImage(
-            task.path, self.summarise(task, image.pixels.shape[:2], tiles, (tiling.note, image.note, lost))
-        )
+        return AppliedImage(self.summarise(task, image.pixels.shape[:2], tiles, (tiling.note, image.note, lost)))
 
     def summarise(self, task: ImageTask, size: tuple[int, ...], tiles: str, notes: Iterable[str]) -> str:
         """Return a line about an image of this height and width, for the user."""

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,9 +84,6 @@ class RegionOptions:
         if self.level and self.magnification:
             raise UserError("--level --magnification: cannot be combined; choose one")
         _ = self.box
-
-
-WHOLE_IMAGE = RegionOptions()
 
 
 def region_size(path: Path, options: RegionOptions, *, is_forced: bool = False) -> tuple[int, int] | None:
@@ -167,13 +164,6 @@ def block_side(side_px: int, size: tuple[int, int], unit: int, scale: int) -> in
     return -(-max(size) // unit) * unit
 
 
-class Division(NamedTuple):
-    """How an image is divided. A resumed command keeps it, even if the amount of free memory differs."""
-
-    tiling: Tiling
-    channels: dict[str, int]  # of each result
-
-
 def identity_of(
     path: Path, level: int, box: Box, settings: ApplierSettings, options: RegionOptions, weights: str
 ) -> dict[str, Any]:
@@ -190,19 +180,21 @@ def identity_of(
     }
 
 
-def division_in(purpose: JsonObject | None, identity: dict[str, Any]) -> Division | None:
-    """Return the division in a journal, if its file was for the same results."""
+def division_in(purpose: JsonObject | None, identity: dict[str, Any]) -> tuple[Tiling, dict[str, int]] | None:
+    """Return the tiles and the number of channels of each result in a journal, if its file was for the same results.
+
+    A resumed command keeps them, even if the amount of free memory differs.
+    """
     if purpose is None or any(purpose.get(key) != value for key, value in identity.items()):
         return None
-    stored: dict[str, Any] = {**purpose}
+    stored: Any = purpose
     try:
-        tiling = Tiling(**stored["tiling"])
-        window = (int(tiling.window_px[0]), int(tiling.window_px[1])) if tiling.window_px else None
+        window = stored["tiling"]["window_px"]
+        tiling = Tiling(**{**stored["tiling"], "window_px": tuple(map(int, window)) if window else None})
         channels = {str(name): int(count) for name, count in stored["channels"].items()}
-        is_valid = min(tiling.side_px, tiling.multiple_px) > 0
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        return (tiling, channels) if min(tiling.side_px, tiling.multiple_px) > 0 else None
+    except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    return Division(replace(tiling, window_px=window), channels) if is_valid else None
 
 
 def weights_digest(image_model: TrainedModel) -> str:
@@ -289,7 +281,7 @@ class RegionApplier:
             resumed = f"resumed after {done:,} of {len(job.blocks):,} tiles" if done else ""
             _for_each(job.files, lambda name, file: file.complete(Path(task.path).stem))
             _for_each(job.files, lambda name, file: file.publish())  # after all are complete: this is not resumed
-        return AppliedImage(task.path, self._summary(task, job, [self._write_mask(task, job, flags), resumed]))
+        return AppliedImage(self._summary(task, job, [self._write_mask(task, job, flags), resumed]))
 
     def _start(self, task: ImageTask, image: RegionImage, stack: ExitStack) -> _Job:
         """Divide an image, and open its result files: new ones, or those of a command that was killed."""
@@ -308,7 +300,7 @@ class RegionApplier:
         self._digest = self._digest or weights_digest(self.image_model)
         identity = identity_of(Path(task.path), level, box, settings, self.options, self._digest)
         division = division_in(purpose_of(partial_files(first)[1]), identity)
-        tiling, channels = division or Division(self._tiling(image, level, box), self._channels(image))
+        tiling, channels = division or (self._tiling(image, level, box), self._channels(image))
         size = (image.levels[level].height, image.levels[level].width)
         blocks = plan_tiles(tiling, size, box)
         purpose = {**identity, "tiling": asdict(tiling), "channels": channels}
