@@ -34,19 +34,11 @@ DIVERGED_ABOVE = 1e8  # the run stops if the magnitude of a loss or signal excee
 CAPACITY = 1024  # rows per page; when a page is full, its rows are added to running sums on the device
 
 
-class NotFinite(NamedTuple):
-    """The first value that was not finite."""
-
-    images: int
-    phase: str
-    name: str
-
-
 class Reading(NamedTuple):
     """Mean losses and signals since the last reading."""
 
     values: dict[str, float]  # means over all samples on all ranks; `spread/NAME`: max minus min across ranks
-    not_finite: NotFinite | None
+    not_finite: tuple[str, int] | None  # the first value that was not finite, and the images seen before it
     largest: dict[str, float]  # the largest magnitudes on any rank
     constant: frozenset[str]  # values that were zero on all ranks in the last step that computed them
     ranks: list[list[float]]  # the numbers that each rank passed to `request`
@@ -57,10 +49,7 @@ class Reading(NamedTuple):
         A value is not finite, the run has diverged, or a network has collapsed. `images` have been seen so far.
         """
         if self.not_finite:
-            return (
-                f"loss {self.not_finite.name!r} in phase {self.not_finite.phase!r} is not finite",
-                self.not_finite.images,
-            )
+            return self.not_finite
         for name, value in self.largest.items():
             if value > DIVERGED_ABOVE:
                 return f"the run has diverged (the magnitude of {name} is {value:.3g})", images
@@ -190,7 +179,7 @@ class Request:
         """Wait for the values and return their means."""
         ranks = self.copy.wait()[VALUES]
         values: dict[str, float] = {}
-        bad: list[NotFinite] = []
+        bad: list[tuple[str, int]] = []
         largest: dict[str, float] = {}
         constant: set[str] = set()
         start = 0
@@ -203,7 +192,7 @@ class Request:
             full_names = [f"{phase}/{name}" for name in names]
             constant |= {name for name, at in zip(full_names, varied_at.amax(0).tolist(), strict=True) if at < last_at}
             bad += [
-                NotFinite(int(at), phase, name)
+                (f"loss {name!r} in phase {phase!r} is not finite", int(at))
                 for at, name in zip(first.amin(0).tolist(), names, strict=True)
                 if at < torch.inf
             ]
@@ -217,7 +206,7 @@ class Request:
                 if len(ranks) > 1:
                     values[f"{SPREAD}{name}"] = spread
         # Within one step, report the first phase: later phases only inherit its non-finite values.
-        first_bad = min(bad, key=lambda one: one.images, default=None)
+        first_bad = min(bad, key=lambda problem: problem[1], default=None)
         return Reading(values, first_bad, largest, frozenset(constant), ranks[:, start:].tolist())
 
 
