@@ -222,12 +222,18 @@ def test_a_checkpoint_that_was_being_replaced_is_restored(tmp_path: Path, monkey
     assert load(checkpoints.path(640)).numbers.best == Best("validation/top1", 0.5, 640)
 
 
+def test_a_training_run_keeps_its_last_checkpoints_and_the_best_checkpoint(tmp_path: Path, tiny: str) -> None:
+    command = ("--images", "320", "--set", "save_every=2 steps", "--set", "keep=3", "--set", "evaluate_every=4 steps")
+    assert run_fork(tmp_path, "train", tiny, "--out", "run", *command).wait() == 0
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
+    last = [256, 288, 320]
+    assert checkpoints.all() == sorted({*last, *(load(checkpoints.path(one)).best_images for one in last)})
+
+
 def test_a_run_resumed_after_checkpoint_damage_ends_with_the_same_weights(tmp_path: Path, tiny: str) -> None:
-    command = ("train", tiny, "--out", "run", "--set", "keep=3", "--set", "evaluate_every=4 steps")
+    command = ("train", tiny, "--out", "run", "--set", "keep=9", "--set", "evaluate_every=30 steps")
     assert run_fork(tmp_path, *command).wait() == 0
-    whole, checkpoints = weights_of(tmp_path / "run"), Checkpoints(tmp_path / "run" / "checkpoints")
-    last = [320, 400, 480]
-    assert checkpoints.all() == sorted({*last, *(load(checkpoints.path(images)).best_images for images in last)})
+    whole = weights_of(tmp_path / "run")
     for images in (400, 480):
         flip_bit("weights.safetensors", 0.8)(tmp_path / "run" / "checkpoints" / f"{images:012d}")
     again = run_fork(tmp_path, *command)
