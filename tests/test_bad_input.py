@@ -99,6 +99,7 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "train classification --data folder": "--data folder: needs --data-root",
     "import a.pth --recipe dcgan --out a.safetensors": "--recipe dcgan: has no importer; recipes with an importer: ",
     "train classification --out a_file": "--out a_file: ",
+    "train classification --name ../first": "--name ../first: must not be a path; use --out for a folder outside runs/",
     "train classification --out full": "--out full: the folder exists and is not a run (it contains diary.txt); "
     "choose a new or empty folder",
     "train classification --bogus": "No such option: --bogus (--help lists all options; for a recipe "
@@ -281,7 +282,9 @@ def test_before_the_first_checkpoint_the_suggested_command_starts_again_in_the_s
     assert done.wait() == 0, done.stderr
 
 
-@pytest.mark.parametrize("strategy", ["single", "dp", "ddp", "fsdp", "lightning"])
+@pytest.mark.parametrize(
+    "strategy", ["single", "ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dp", "fsdp", "lightning"))]
+)
 def test_a_huge_loss_stops_the_run_and_reports_its_step_and_the_last_good_checkpoint(
     tmp_path: Path, strategy: str
 ) -> None:

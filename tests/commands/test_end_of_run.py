@@ -59,9 +59,3 @@ def test_a_run_outside_the_default_folder_is_given_another_folder(tmp_path: Path
     assert run_fork(tmp_path, *command).wait() == 0
     rejected = run_fork(tmp_path, *command, "--set", "width=8")
     assert rejected.wait() == 2 and "add --out 'my runs/a-2' to start another run" in rejected.stderr
-
-
-def test_a_name_that_is_a_path_is_rejected(tmp_path: Path, tiny: str) -> None:
-    rejected = run_fork(tmp_path, "train", tiny, "--name", "../first")
-    assert rejected.wait() == 2
-    assert rejected.stderr == "paceline: --name ../first: must not be a path; use --out for a folder outside runs/\n"

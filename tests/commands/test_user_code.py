@@ -157,7 +157,7 @@ def test_a_mistake_in_a_source_is_reported_in_one_line(
     assert message in rejected("train", "classification", "--data", "./own.py", "--out", "run")
 
 
-@pytest.mark.parametrize("command", ["train", "verify", "plan"])
+@pytest.mark.parametrize("command", ["train", "verify", pytest.param("plan", marks=pytest.mark.slow)])
 def test_every_command_reports_an_exception_in_a_recipe_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rejected: Callable[..., str], command: str
 ) -> None:

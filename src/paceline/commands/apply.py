@@ -12,9 +12,8 @@ from pathlib import Path
 
 import torch
 
-from paceline.commands.configure import choose_device
+from paceline.commands.configure import available_devices, choose_device
 from paceline.commands.options import ApplyOptions
-from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.core.files import check_new_file, new_file, user_path
 from paceline.core.terminal import counted
@@ -26,7 +25,7 @@ from paceline.inference.apply_regions import RegionOptions, apply_all, read_head
 from paceline.inference.files import count_images, find_images, plan_results, report_skipped
 from paceline.inference.model import Model, classify_files, prediction_file
 from paceline.inference.trained import Blend, TrainedModel, check_use, open_image_model, read_stored
-from paceline.parallel.world import check_devices, gpu_ids, uses_cuda
+from paceline.parallel.world import gpu_ids, uses_cuda
 from paceline.runs.finished_run import last_finished
 from paceline.runs.recipe import resolve_settings
 
@@ -88,22 +87,14 @@ def _devices(options: ApplyOptions) -> list[torch.device]:
     """Return the devices to use; raise UserError for devices that this machine does not have."""
     flags: dict[str, SettingValue] = {"accelerator": options.accelerator or "auto"}
     flags |= {"devices": options.devices, "gpus": options.gpus}
-    settings: RunSettings = resolve_settings("apply", [("flag", flags)])
-    if settings.gpus:
-        number = len(gpu_ids(settings))
-        if settings.devices not in (1, number):
-            raise UserError(
-                f"--devices {settings.devices}: differs from the number of IDs in --gpus {settings.gpus}; "
-                "leave --devices out"
-            )
-        settings = dataclasses.replace(settings, devices=number)
-    check_devices(settings)
+    settings = resolve_settings("apply", [("flag", flags)])
+    num_devices = available_devices(settings)
     if not uses_cuda(settings):
         if options.precision == "tf32":
             raise UserError("--precision tf32: needs a GPU; use fp32 on the CPU")
-        torch.set_num_threads(max(1, torch.get_num_threads() // settings.devices))
-        return [torch.device("cpu")] * settings.devices
-    return [torch.device("cuda", number) for number in gpu_ids(settings)]
+        torch.set_num_threads(max(1, torch.get_num_threads() // num_devices))
+        return [torch.device("cpu")] * num_devices
+    return [torch.device("cuda", number) for number in gpu_ids(dataclasses.replace(settings, devices=num_devices))]
 
 
 def _result_names(image_model: TrainedModel, path: str, options: ApplyOptions) -> Sequence[str]:
