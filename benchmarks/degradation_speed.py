@@ -22,7 +22,6 @@ from paceline.images.decode import decode
 from paceline.images.degradation import second_order
 from paceline.images.degradation.second_order import (
     NUM_NUMBERS,
-    NUM_ORDER_NUMBERS,
     Steps,
     degrade,
     fastest_steps,
@@ -32,15 +31,6 @@ SCALE = 4
 TABLE_ROWS = 4096  # rows of random numbers, used in turn
 STEPS_PER_TURN = {"Triton": 200, "PyTorch": 20}  # on a GPU
 PHOTOGRAPHS = ("astronaut.webp", "coffee.webp", "chelsea.webp", "motorcycle_left.webp")
-
-
-class Table:
-    """Random numbers of TABLE_ROWS samples, for all variants; without orders if the order of the steps is fixed."""
-
-    def __init__(self, order: str) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.uniforms = torch.rand(TABLE_ROWS, NUM_NUMBERS, generator=generator)
-        self.orders = torch.rand(TABLE_ROWS, NUM_ORDER_NUMBERS, generator=generator) if order == "random" else None
 
 
 def load_crops(side: int) -> NDArray[np.uint8]:
@@ -56,20 +46,18 @@ def load_crops(side: int) -> NDArray[np.uint8]:
 
 
 def device_variants(
-    crops: NDArray[np.uint8], table: Table, batch: int, device: torch.device, steps: Steps
+    crops: NDArray[np.uint8], table: Tensor, batch: int, device: torch.device, steps: Steps
 ) -> list[Variant]:
     """Return the variants that degrade on the device: eager and, on a GPU, as a CUDA graph."""
     kind = "PyTorch" if steps is second_order.TORCH_STEPS else "Triton"
     stored = torch.from_numpy(crops).permute(0, 3, 1, 2).to(device)
     generator = torch.Generator(device).manual_seed(0)
     chosen, rows = (torch.zeros(batch, dtype=torch.int64, device=device) for _ in range(2))
-    uniforms = table.uniforms.to(device)
-    orders = None if table.orders is None else table.orders.to(device)
+    uniforms = table.to(device)
 
     def degrade_batch() -> Tensor:
         images = stored[chosen].float() / 127.5 - 1
-        chosen_orders = None if orders is None else orders[rows]
-        return degrade(images, uniforms[rows], SCALE, orders=chosen_orders, steps=steps)
+        return degrade(images, uniforms[rows], SCALE, steps=steps)
 
     def draw() -> None:
         chosen.random_(0, len(stored), generator=generator)
@@ -104,19 +92,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=48, help="images per batch (default: 48)")
     parser.add_argument("--crop", type=int, default=256, help="side of the crops in pixels (default: 256)")
-    parser.add_argument("--order", choices=("random", "fixed"), default="random", help="order of a round's steps")
     parser.add_argument("--seconds", type=float, default=4.0, help="duration of a turn on a CPU (default: 4)")
     parser.add_argument("--repeats", type=int, default=5, help="turns per variant (default: 5)")
     parser.add_argument("--json", default="", help="JSON file for the results, with versions and hardware")
     options = parser.parse_args()
     torch.set_grad_enabled(False)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    crops, table = load_crops(options.crop), Table(options.order)
+    crops = load_crops(options.crop)
+    table = torch.rand(TABLE_ROWS, NUM_NUMBERS, generator=torch.Generator().manual_seed(0))
     variants: list[Variant] = []
     fastest = fastest_steps(torch.empty(0, device=device))
     for steps in dict.fromkeys((fastest, second_order.TORCH_STEPS)):
         variants += device_variants(crops, table, options.batch, device, steps)
-    title = f"degradation in {options.order} order, {options.crop} px crops, ×{SCALE}, batch {options.batch}, {device}"
+    title = f"degradation, {options.crop} px crops, ×{SCALE}, batch {options.batch}, {device}"
     rows = measure_interleaved(
         variants,
         options.batch,

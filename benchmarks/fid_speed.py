@@ -25,8 +25,9 @@ from _variants import spread, synchronize, write_results
 from torch import Tensor, nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from paceline.evaluation.features.inception import NUM_FEATURES, enlarged, load_inception, load_script
-from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features, computing_in
+from paceline.core.gpu import float32_products
+from paceline.evaluation.features import NUM_FEATURES, Arithmetic, FeatureNetwork, Features, load_inception
+from paceline.evaluation.inception import enlarged, load_script
 from paceline.evaluation.statistics import FeatureSums, Layout, Statistics, frechet_distance, statistics_from
 
 BATCH = 500  # images per batch, for all variants
@@ -93,7 +94,7 @@ def ours(network: FeatureNetwork, real: Statistics | Tensor, made: Tensor, arith
 @torch.no_grad()
 def theirs(network: nn.Module, real: Tensor, made: Tensor, arithmetic: Arithmetic) -> float:
     """Return the FID computed by torchmetrics."""
-    with computing_in(arithmetic):
+    with float32_products(tf32=arithmetic == "tf32"):
         metric = FrechetInceptionDistance(feature=network).to(real.device)
         for images, is_real in ((real, True), (made, False)):
             for part in images.split(BATCH):
@@ -118,7 +119,7 @@ def warm_up(network: FeatureNetwork, scripted: nn.Module, images: Tensor, arithm
         for part in images.split(BATCH)[:3]:
             network(part, arithmetic)
             if arithmetic != "fp16":
-                with computing_in(arithmetic):
+                with float32_products(tf32=arithmetic == "tf32"):
                     scripted(part)
     torch.linalg.eigvals(small)
     frechet_distance(small[0], small, small[0], small)

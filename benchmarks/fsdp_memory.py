@@ -26,7 +26,7 @@ from paceline.commands.configure import configure
 from paceline.config.resolve import Config
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.training.build import assemble
-from paceline.training.snapshot import take_snapshot
+from paceline.training.resume import take_snapshot
 
 MEBIBYTE = 2**20
 VARIANTS: dict[str, dict[str, Any]] = {

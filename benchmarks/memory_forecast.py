@@ -28,10 +28,9 @@ from _variants import write_random_rows, write_results
 
 from paceline.commands.configure import configure
 from paceline.config.resolve import Config
-from paceline.data.open_sources import open_sources
+from paceline.data.source import open_sources
 from paceline.training.build import assemble
-from paceline.training.memory_forecast import kept_data_bytes, precision_of
-from paceline.training.memory_trace import StorageLog, trace_step
+from paceline.training.memory import StorageLog, kept_data_bytes, precision_of, trace_step
 
 GIBIBYTE = 2**30
 STEPS = 3  # after the first one
@@ -78,13 +77,12 @@ def forecast_row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     samples = -(-int(config.run.batch_size) // config.run.accumulate)
     recompute = config.run.checkpoint_activations == "on"
     traced = trace_step(config, sources, precision, samples, recompute=recompute)
-    live = traced.timeline.live
-    at = int(live.sum(axis=1).argmax())
+    (phase, _), sizes = max(traced.peaks.items(), key=lambda item: sum(item[1].values()))
     parts: dict[str, float] = {}
-    for column, size in zip(traced.timeline.columns, live[at], strict=True):
+    for column, size in sizes.items():
         parts[column.kind] = parts.get(column.kind, 0.0) + size / GIBIBYTE
     parts["data"] = kept_data_bytes(config, sources, 0) / GIBIBYTE
-    return {"forecast": parts, "forecast_gib": sum(parts.values()), "phase": traced.timeline.phases[at]}
+    return {"forecast": parts, "forecast_gib": sum(parts.values()), "phase": phase}
 
 
 def measure_row(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -107,7 +105,7 @@ def measure_row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     log = StorageLog(device)
     with log:
         parts.step(data)
-    result["tensors_gib"] = float(log.timeline().live.sum(axis=1).max()) / GIBIBYTE
+    result["tensors_gib"] = max(sum(sizes.values()) for sizes in log.peaks.values()) / GIBIBYTE
     return result
 
 

@@ -35,7 +35,7 @@ def make_slide(path: Path, side: int) -> None:
     """Write a slide whose tiles repeat, so that even a huge one is written in seconds."""
     from paceline.data.bundled import FOLDER
     from paceline.images.decode import decode
-    from paceline.images.regions.pyramid_file import (
+    from paceline.images.pyramid_file import (
         HEADER_BYTES,
         LONG,
         LONG8,

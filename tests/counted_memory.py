@@ -10,12 +10,10 @@ from paceline.commands.configure import configure
 from paceline.config.resolve import Config
 from paceline.core.registry import load_class
 from paceline.core.types import SettingValue
-from paceline.data.open_sources import open_sources
 from paceline.parallel.shards import own_rows
-from paceline.parallel.strategy import Strategy
+from paceline.parallel.strategy import MemoryShares, Strategy
 from paceline.training.build import Parts, assemble
-from paceline.training.memory_forecast import forecast, precision_of
-from paceline.training.memory_trace import BLOCK_BYTES, Column, Kind, StorageLog, mark_recipe, trace_step
+from paceline.training.memory import BLOCK_BYTES, Kind, StorageLog, forecast, mark_recipe
 
 Settings = dict[str, SettingValue]
 
@@ -30,10 +28,9 @@ def print_forecast_and_count(recipe: str, settings: Settings) -> None:
 
 
 def print_buffers(recipe: str, settings: Settings) -> None:
-    """Print the buffers at the end of a step as forecast, in a process that has not trained."""
+    """Print the forecast buffers of a step, in a process that has not trained."""
     config = configure(recipe, {"accelerator": "cpu", **settings}, small=True)
-    timeline = trace_step(config, open_sources(config), precision_of(config), 2).timeline
-    print(int(timeline.live[-1, timeline.columns.index(Column(Kind.BUFFERS))]))
+    print(forecast(config).stored.peak(MemoryShares(), 2)[0][Kind.BUFFERS])
 
 
 def count_step(config: Config) -> dict[str, int]:
@@ -51,13 +48,10 @@ def count_step(config: Config) -> dict[str, int]:
     log = StorageLog(parts.world.device)
     with log:
         mark_recipe(log, parts.recipe, parts.step.learners)
-        log.restart()
+        log.peaks.clear()
         parts.step(data)
-    timeline = log.timeline()
-    at = int(timeline.live.sum(axis=1).argmax())
-    peak = {kind: 0 for kind in Kind}
-    for column, size in zip(timeline.columns, timeline.live[at], strict=True):
-        peak[column.kind] += int(size)
+    sizes = max(log.peaks.values(), key=lambda live: sum(live.values()))
+    peak = {kind: sum(size for column, size in sizes.items() if column.kind == kind) for kind in Kind}
     parts.world.leave()
     return (
         _bytes_of_parts(parts) | {"all gradients": sum(gradients.values())} | {f"peak {k}": v for k, v in peak.items()}

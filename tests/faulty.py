@@ -26,8 +26,8 @@ SLOW_SECONDS = 0.12  # far above what other programs on the machine delay a heal
 class FaultySettings:
     """Which rank has which fault, and when."""
 
-    fault: Literal["none", "slow", "slow_at_times", "stop", "skip", "kill", "exit", "unused", "hang", "error"] = (
-        setting("none", "the fault")
+    fault: Literal["none", "slow", "stop", "skip", "kill", "exit", "unused", "hang", "error"] = setting(
+        "none", "the fault"
     )
     faulty_rank: int = setting(1, "the rank that has the fault; -2 for all ranks")
     slow_rank: int = setting(-1, "a rank that takes much longer in every step")
@@ -81,8 +81,7 @@ class Faulty(Recipe):
         chosen, is_due = self.settings, self.calls == self.settings.at
         is_faulty = chosen.faulty_rank in (self.rank, ALL)
         is_slower = is_faulty and chosen.fault == "slow"
-        is_slow = is_faulty and chosen.fault == "slow_at_times" and self.calls % 10 in (1, 5, 6)
-        is_slow = is_slow or self.rank == chosen.slow_rank
+        is_slow = self.rank == chosen.slow_rank
         time.sleep(SLOW_SECONDS if is_slow else WORK_SECONDS * (1.3 if is_slower else 1))
         if is_faulty and is_due and chosen.fault == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)

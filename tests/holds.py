@@ -8,7 +8,7 @@ from typing import Literal
 
 from running import Running, start_function_in_ranks, wait_until
 
-from paceline.data.feed import StepData
+from paceline.data.loader import StepData
 
 Kind = Literal["loss", "prediction", "save"]
 

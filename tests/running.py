@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from paceline.core.watch import die_with_parent
 ACTIVITY = " …\n"  # the end of a line about an activity, which only a real `paceline` command prints
 TIMEOUT_SECONDS = 120.0  # long, since the machine may be busy
 _names_of_ports = deque[socket.socket](maxlen=50)  # of those that were chosen last; others are closed
+_is_fork = False  # whether this process was started by a function of this module
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(MODULES)
 
@@ -129,10 +130,16 @@ def _meeting_point() -> dict[str, Any]:
 
 
 def _fork(
-    folder: Path, environment: dict[str, Any], largest_file: int | None, function: Callable, *values: Any
+    folder: Path,
+    environment: dict[str, Any],
+    largest_file: int | None,
+    function: Callable,
+    *values: Any,
+    log: Path | None = None,
 ) -> Running:
     texts = {name: str(value) for name, value in environment.items()}
-    process = _forks.Process(target=_run_fork, args=(str(folder), texts, largest_file, function, values), daemon=True)
+    values = (str(folder), texts, largest_file, function, values, log)
+    process = _forks.Process(target=_run_fork, args=values, daemon=True)
     process.start()
     assert process.pid
 
@@ -190,15 +197,22 @@ def run_ranks(folder: Path, size: int, *arguments: str) -> list[int]:
 
 
 def _run_fork(
-    folder: str, environment: dict[str, str], largest_file: int | None, function: Callable, values: tuple[Any, ...]
+    folder: str,
+    environment: dict[str, str],
+    largest_file: int | None,
+    function: Callable,
+    values: tuple[Any, ...],
+    log: Path | None = None,
 ) -> None:
+    global _is_fork
+    _is_fork = True
     die_with_parent()
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have children
     os.setsid()
     os.chdir(folder)
     os.environ |= environment
     for number, name in ((1, "stdout"), (2, "stderr")):
-        file = os.open(f"{name}-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        file = os.open(log or f"{name}-{os.getpid()}", os.O_WRONLY | os.O_CREAT | (os.O_APPEND if log else os.O_TRUNC))
         os.dup2(file, number)
         os.close(file)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
@@ -220,7 +234,63 @@ def _run_fork(
 def _run_command(arguments: tuple[str, ...]) -> int:
     from paceline.cli.app import run
 
+    if arguments[:1] == ("compare",):
+        from paceline.commands import compare
+
+        compare.ForkServers = QuickForks  # type: ignore[assignment, misc]
     return run(list(arguments))
+
+
+class QuickForks:
+    """Stands in for the fork servers of a comparison, which import PyTorch again: this process has imported it."""
+
+    def __enter__(self) -> QuickForks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def start(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> QuickFork:
+        """Start a `paceline` command in a fork of this process, if it is a fork itself and so has few threads."""
+        words = tuple(arguments)
+        if not _is_fork:
+            running = _fork(Path.cwd(), dict(environment), None, _run_command, words, log=log)
+            return QuickFork(running.pid, lambda: running.wait_for_end(0))
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        pid = os.fork()
+        if not pid:
+            for number in signals:
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+            _run_fork(os.getcwd(), dict(environment), None, _run_command, (words,), log)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+
+        def poll() -> int | None:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            return os.waitstatus_to_exitcode(status) if ended else None
+
+        return QuickFork(pid, poll)
+
+
+class QuickFork:
+    """A command that `QuickForks` started."""
+
+    def __init__(self, pid: int, poll: Callable[[], int | None]) -> None:
+        self.pid, self._poll, self._code = pid, poll, None
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            self._code = self._poll()
+        return self._code
+
+    def wait(self) -> int:
+        wait_until(lambda: self.poll() is not None)
+        return self._code or 0
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
 
 def wait_until(condition: Callable[[], Any], running: Running | None = None, seconds: float = TIMEOUT_SECONDS) -> Any:

@@ -10,17 +10,13 @@ from torch import nn
 
 from paceline.commands.configure import configure
 from paceline.commands.verify import trace_strategy
-from paceline.contracts.phase import Loss, Phase
-from paceline.contracts.recipe import single_networks
+from paceline.contracts.recipe import Loss, Phase
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
-from paceline.parallel.shards import is_sharded
 from paceline.parallel.strategies.fsdp import FullyShardedDataParallel
 from paceline.runs.recipe import make_recipe
 from paceline.training.build import Parts, assemble
-from paceline.training.evaluate import EvaluatedWeights, training_evaluator
 from paceline.training.learner import Learner
-from paceline.training.rehearsal import rehearse_all
 
 Case = tuple[str, dict[str, SettingValue]]  # a recipe and its settings
 
@@ -124,29 +120,3 @@ def _penalise_all(recipe: Any) -> None:
 
 def _add_scalar(recipe: Any) -> None:
     recipe.generator.scale = nn.Parameter(torch.tensor(1.0))
-
-
-def print_gathered(recipe: str) -> None:
-    """Print the networks with whole weights before the first evaluation is rehearsed, and in a later evaluation."""
-    parts = assemble(configure(recipe, {"accelerator": "cpu", "strategy": "fsdp"}))
-    evaluator = training_evaluator(parts)
-    assert evaluator
-    with parts.strategy.whole_weights():
-        print(_whole_networks(parts))
-    rehearse_all(parts, [evaluator])
-    with EvaluatedWeights(parts.step, parts.feed).at(0):
-        print(_whole_networks(parts))
-        metrics = evaluator.measure()
-        try:
-            parts.recipe.discriminator(torch.zeros(1, 64))
-        except UserError as error:
-            print(error)
-    print(_whole_networks(parts), len(metrics) > 1)
-    for data in parts.feed.steps(0, parts.feed.images_per_step):  # training goes on
-        parts.step(data)
-    parts.world.leave()
-
-
-def _whole_networks(parts: Parts) -> list[str]:
-    networks = single_networks(parts.recipe).items()
-    return [name for name, network in networks if not any(is_sharded(p) for p in network.parameters())]

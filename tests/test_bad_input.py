@@ -16,7 +16,7 @@ from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
-from paceline.data.open_sources import open_sources
+from paceline.data.source import open_sources
 from paceline.parallel.world import check_devices
 
 TINY = str(Path(__file__).parent / "tiny.py")
@@ -46,12 +46,8 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "train classification --strategy single --devices 2": "--strategy single: uses only 1 of 2 devices; use ddp",
     "train classification --loader residant": "unknown loader 'residant'; did you mean 'resident'?",
     "train classification --data cifar": "unknown source 'cifar'; did you mean 'cifar10'?",
-    "train classification --data ./nothing.py": "source 'nothing.py': no such file",
     "train classification --data ./empty_recipe.py": "source './empty_recipe.py': defines no subclass of Source",
     "train classification --strategy ./nothing.py": "strategy 'nothing.py': no such file",
-    "train classification --strategy ./failing_recipe.py": "strategy 'failing_recipe.py': cannot be imported",
-    "train classification --loader ./nothing.py": "loader 'nothing.py': no such file",
-    "train classification --loader ./empty_recipe.py": "loader './empty_recipe.py': defines no subclass of Loader",
     "train classification --preset quik": "unknown preset 'quik'; did you mean 'quick'?",
     "train classification --set old_option=3": "unknown setting 'old_option'; `paceline settings classification` lists",
     "train classification --set batchsize=3": "--set: unknown setting 'batchsize'; did you mean 'batch_size'?",
@@ -67,78 +63,49 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "train classification --set evaluate_every=off": "'50 steps' or '50%', or 'never'",
     "train classification --set evaluate_every=0epochs": "must be greater than 0; use 'never' to switch it off",
     "train classification --set save_every=never": "save_every='never': not supported; use '100%'",
-    "train classification --set log_every=0%": "log_every='0%': must be greater than 0; use '100%'",
     "train classification --set warmup=soon": "warmup='soon': expected a span like '5 epochs'",
     "train classification --set validation=1": "validation=1: must be at least 0 and below 1",
     "train classification --set validation=0.00001": "validation=1e-05: leaves a split empty "
     "(samples available: 1438); use --set validation=0.001 to hold out at least one sample, "
     "or --set validation=0 to hold out no samples",
-    "train classification --set momentum=1": "momentum=1: must be at least 0 and below 1",
-    "train classification --set classifier.clip=-0.5": "classifier.clip=-0.5: must be at least 0",
-    "train classification --set label_smoothing=1.5": "label_smoothing=1.5: must be at least 0 and below 1",
     "train classification --set width=0": "width=0: must be at least 1",
     "train classification --accelerator cpu --set width=9999999999999": "recipe 'classification': one layer "
     "needs 360,000.0 GB of memory, but",
-    "train classification --set reference_batch=0": "reference_batch=0: must be at least 1",
-    "train classification --check-replicas -1": "--check-replicas -1: must be at least 0",
     "train classification --lr -1": "--lr -1: must be at least 0",
     "train classification --epochs 0": "--epochs 0: must be above 0",
-    "train classification --images -5": "--images -5: must be at least 0",
     "train classification --devices 0": "--devices 0: must be at least 1",
     "train classification --devices two": "devices: 'two' is not a whole number",
-    "train classification --seed -1": "--seed -1: must be at least 0",
     "train classification --seed 9223372036854775808": "--seed 9223372036854775808: must be at least 0 and below 922",
-    f"train classification --images 1{'0' * 400}": "must be at least 0 and below 9223372036854775808",
-    "train classification --images 0 --epochs 1e308": "must be above 0 and below 1000000000.0",
     "train classification --lr 1e300": "--lr 1e+300: must be at least 0 and below 1e+38",
-    "train classification --set width=9223372036854775808": "must be at least 1 and below 9223372036854775808",
     "train classification --set channels=-9999999999999999999": "must be at least 0 and at most 64",
-    "train classification --set pad_crop=1000000000": "pad_crop=1000000000: must be at least 0 and at most 65536",
-    "train classification --set mixup=1e300": "mixup=1e+300: must be at least 0 and at most 100",
-    "train classification --data shards --set shard_cache_gb=1e300": "must be at least 0 and below 1000000000.0",
-    **{
-        f"train classification --set {name}=1e10": f"{name}=1e+10: must be "
-        for name in ("join_timeout", "start_timeout", "mirror_every", "mirror_wait", "logger_wait")
-    },
-    "train classification --timeout 1e10": "--timeout 1e+10: must be above 0 and below 1000000000.0",
     "train classification --precision fp8": "unknown value 'fp8'",
     "train classification --batch-size many": "--batch-size 'many': expected a number like 128",
-    "train classification --batch-size 0": "--batch-size '0': expected a number like 128",
     "train classification --batch-size 99999999999999999999": "--batch-size 99999999999999999999: must be at most "
     "10,000,000 images",
-    "train classification --set workers=99999999999999999999": "must be at least 0 and below 513",
-    "train classification --set size=99999999999999999999": "must be at least 0 and at most 65536",
     "train classification --accelerator cpu --devices 99999": "--devices 99999: must be at most 1,024 on a CPU",
     "train classification --batch-size 3 --accumulate 4": "--batch-size 3: needs at least 4 images (1 devices × 4",
     "train classification --gpus two": "--gpus",
     "train classification --config nothing.toml": "--config nothing.toml: no such file",
     "train classification --config broken.toml": "--config broken.toml: ",
-    "train classification --config broken.ini": "--config broken.ini: ",
     "train classification --config conflict.ini": "paceline: --config conflict.ini: seed is 1 in [a] and 2 in [b]",
     "train classification --config nameless.toml": "--config nameless.toml: unknown setting ''",
     "train classification --config typo.toml": "--config typo.toml: unknown setting 'epocs'; did you mean 'epochs'?",
     "train classification --data folder --data-root nowhere": "--data-root nowhere: no such folder",
     "train classification --data folder --data-root empty": "empty: has no images (supported: ",
-    "train classification --data npz --data-root nowhere.npz": "nowhere.npz",
     "train restoration --data digits --crop 8": "--data digits: its samples have no field 'target'; use a",
     "train super_resolution --data degraded": "--data degraded: its samples have a field 'target', which "
     "super_resolution would ignore; to use it, run: paceline train restoration",
-    "train super_resolution --data pairs --data-root pairs": "--data pairs: its samples have a field 'target'",
     "train restoration --data pairs": "--data pairs: needs --data-root; pass the path to your data",
     "train classification --data folder": "--data folder: needs --data-root",
-    "train classification --data npz": "--data npz: needs --data-root",
-    "train classification --data packed": "--data packed: needs --data-root",
     "import a.pth --recipe dcgan --out a.safetensors": "--recipe dcgan: has no importer; recipes with an importer: ",
     "train classification --out a_file": "--out a_file: ",
+    "train classification --name ../first": "--name ../first: must not be a path; use --out for a folder outside runs/",
     "train classification --out full": "--out full: the folder exists and is not a run (it contains diary.txt); "
     "choose a new or empty folder",
     "train classification --bogus": "No such option: --bogus (--help lists all options; for a recipe "
     "or source setting, use --set bogus=VALUE)",
     "train classification --warmup 5": "No such option: --warmup (use --set warmup=VALUE)",
     "train classification --learning-rate 1": "No such option: --learning-rate (use --lr)",
-    "train classification --config other_word.toml": "unknown setting 'learning_rate'; did you mean 'lr'?",
-    "train classification --set zzz=1": "--set: unknown setting 'zzz'; `paceline settings classification` "
-    "lists every setting",
     "train ./lossless.py --preset quick": "unknown preset 'quick'; there are none",
     "train ./lossless.py": "recipe './lossless.py': phase 'classifier' needs a method classifier_loss(self, batch); "
     "found: clasifier_loss",
@@ -148,14 +115,12 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "plan dcgan --preset quick --devices 2 --mirror s3://x": "No such option: --mirror "
     "(not supported by plan; leave it out)",
     "plan dcgan --nnodes 3": "No such option: --nnodes (use --nodes)",
-    "plan dcgan --images 64": "No such option: --images (not supported by plan; leave it out)",
     "new recipe mine --kind gan": "No such option: --kind (--help lists all options)",
     "verify dcgan --precision bf16": "No such option: --precision (not supported by verify; leave it out)",
     "train": "Missing argument",
     "trian classification": "No such command 'trian'",
     "evaluate nowhere": "nowhere: no such file or folder",
     "verify classification --strategies single": "--strategies single: expected two or more different names",
-    "verify classification --strategies single,single": "--strategies single,single: expected two or more different",
     "verify classification --steps 0": "--steps 0: must be at least 1",
     "verify classification --accelerator cpu --strategies single,dp": "--strategies single,dp: DataParallel needs "
     "GPUs; on a CPU it is the same as single; leave dp out",
@@ -317,7 +282,9 @@ def test_before_the_first_checkpoint_the_suggested_command_starts_again_in_the_s
     assert done.wait() == 0, done.stderr
 
 
-@pytest.mark.parametrize("strategy", ["single", "dp", "ddp", "fsdp", "lightning"])
+@pytest.mark.parametrize(
+    "strategy", ["single", "ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dp", "fsdp", "lightning"))]
+)
 def test_a_huge_loss_stops_the_run_and_reports_its_step_and_the_last_good_checkpoint(
     tmp_path: Path, strategy: str
 ) -> None:

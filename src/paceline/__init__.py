@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from paceline.commands.verify import Difference, VerifyResult
     from paceline.config.settings import RunSettings, setting
     from paceline.contracts.data_spec import DataSpec
-    from paceline.contracts.phase import Batch, Clock, Draw, Evaluation, Loss, Phase, Weights
-    from paceline.contracts.recipe import Recipe
+    from paceline.contracts.recipe import Batch, Clock, Draw, Evaluation, Loss, Phase, Recipe, Weights
     from paceline.core.errors import UserError
     from paceline.core.types import SettingValue, SettingValues, StrPath
     from paceline.data.loader import Loader
@@ -70,8 +69,7 @@ _MODULES = {  # the modules that define the public names, imported when a name i
     "paceline.commands.verify": ("Difference", "VerifyResult"),
     "paceline.config.settings": ("RunSettings", "setting"),
     "paceline.contracts.data_spec": ("DataSpec",),
-    "paceline.contracts.phase": ("Batch", "Clock", "Draw", "Evaluation", "Loss", "Phase", "Weights"),
-    "paceline.contracts.recipe": ("Recipe",),
+    "paceline.contracts.recipe": ("Batch", "Clock", "Draw", "Evaluation", "Loss", "Phase", "Recipe", "Weights"),
     "paceline.core.errors": ("UserError",),
     "paceline.data.loader": ("Loader",),
     "paceline.data.source": ("ArraySource", "Source"),

@@ -64,26 +64,19 @@ def other_value(name: str) -> Any:
     return get_args(hint)[1] if get_origin(hint) is Literal else OTHER_TEXT.get(name) or OTHER[hint]
 
 
-@pytest.mark.parametrize("name", keywords(paceline.train))
-def test_each_parameter_of_train_changes_the_setting_of_the_same_name(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_parameter_changes_the_setting_of_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_command, "train_and_report", lambda config: config)
-    value = other_value(name)
-    given = Path(value) if WIDER.get(name) is types.StrPath else value
-    config: Any = paceline.train("classification", **{"accelerator": "cpu", name: given})
-    assert getattr(config.learner if name == "lr" else config.run, name) == value
-
-
-@pytest.mark.parametrize("name", keywords(paceline.verify))
-def test_each_parameter_of_verify_changes_the_setting_of_the_same_name(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    for name in keywords(paceline.train):
+        value = other_value(name)
+        given = Path(value) if WIDER.get(name) is types.StrPath else value
+        config: Any = paceline.train("classification", **{"accelerator": "cpu", name: given})
+        assert getattr(config.learner if name == "lr" else config.run, name) == value
     seen: list[Config] = []
     monkeypatch.setattr(verify_command, "differences", lambda config, *_: seen.append(config) or [])
-    value = 3 if name == "devices" else other_value(name)
-    assert paceline.verify("classification", **{"accelerator": "cpu", name: value}).ok
-    assert getattr(seen[0].run, name) == value
+    for name in keywords(paceline.verify):
+        value = 3 if name == "devices" else other_value(name)
+        assert paceline.verify("classification", **{"accelerator": "cpu", name: value}).ok
+        assert getattr(seen[-1].run, name) == value
 
 
 def test_passing_none_selects_the_recipe_default(monkeypatch: pytest.MonkeyPatch) -> None:

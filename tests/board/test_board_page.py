@@ -87,20 +87,6 @@ def test_a_curve_grows_without_a_reload_and_the_slider_shows_the_right_image(
     assert not browser.errors
 
 
-def test_run_names_are_never_interpreted_as_html(board: Served, browser: Browser) -> None:
-    browser.open(board.url)
-    browser.wait_for("document.querySelectorAll('#list .run').length > 5")
-    names = browser.evaluate("[...document.querySelectorAll('#list .name')].map((name) => name.textContent)")
-    assert set(ODD_NAMES) <= set(names)
-    for view in ("samples", "settings", "logs"):
-        browser.evaluate(f"document.querySelector('[data-view={view}]').click()")
-        browser.wait_for(
-            f"!document.querySelector('#{view}').hidden && document.querySelector('#{view}').innerText.length"
-        )
-        assert browser.evaluate("document.querySelectorAll('img[onerror], main script').length") == 0
-    assert not browser.errors
-
-
 def test_text_from_a_run_is_never_interpreted_as_html(tmp_path: Path, browser: Browser) -> None:
     host = "</script><img src=x onerror=window.ran=1><svg onload=window.ran=1>\"'`${window.ran=1}{{ran}}\u202e\u2028"
     run = make_run(tmp_path / "runs" / "<img src=x onerror=window.ran=1>", state="failed", reason=host, host=host)
@@ -115,10 +101,15 @@ def test_text_from_a_run_is_never_interpreted_as_html(tmp_path: Path, browser: B
     for file in ("logs/rank-0.txt", "samples/samples-000000000060.png"):
         (run / file).parent.mkdir()
         (run / file).write_text(host)
+    for name in ODD_NAMES:
+        (tmp_path / "runs" / name).mkdir(exist_ok=True)
+        (tmp_path / "runs" / name / "metrics.jsonl").touch()
     with serve(tmp_path / "runs") as served:
         browser.errors.clear()
         browser.open(served.url)
-        browser.wait_for("document.querySelectorAll('#list .run').length == 1")
+        browser.wait_for(f"document.querySelectorAll('#list .run').length == {len(ODD_NAMES) + 1}")
+        names = browser.evaluate("[...document.querySelectorAll('#list .name')].map((name) => name.textContent)")
+        assert set(ODD_NAMES) <= set(names)
         browser.wait_for("document.body.textContent.includes('onerror')")
         for view in browser.evaluate("[...document.querySelectorAll('[data-view]')].map((tab) => tab.dataset.view)"):
             browser.evaluate(f"document.querySelector('[data-view={view}]').click()")
@@ -126,9 +117,10 @@ def test_text_from_a_run_is_never_interpreted_as_html(tmp_path: Path, browser: B
             found = "document.querySelectorAll('img[onerror], main script, [onload]').length"
             assert browser.evaluate(f"[typeof window.ran, {found}]") == ["undefined", 0], view
         assert "onerror" in browser.evaluate("document.querySelector('#logs').innerText")
+    assert not browser.errors
 
 
-def test_running_runs_are_listed_first_and_then_the_most_recently_changed_runs(
+def test_running_runs_are_listed_first_then_the_most_recent_ones_and_too_many_metrics_cause_a_warning(
     tmp_path: Path, browser: Browser
 ) -> None:
     now, host = time.time(), os.uname().nodename
@@ -143,7 +135,7 @@ def test_running_runs_are_listed_first_and_then_the_most_recently_changed_runs(
         )
         (run / ".lock").touch()
     with (tmp_path / "z" / "metrics.jsonl").open("a") as file:
-        file.write(line(10, net__loss=1.0))
+        file.write(line(10, **{f"net__metric{number}": 1.0 for number in range(MAX_NAMES + 1)}))
     with serve(tmp_path) as board:
         browser.open(board.url)
         browser.wait_for("document.querySelectorAll('#list .run').length == 4")
@@ -152,20 +144,10 @@ def test_running_runs_are_listed_first_and_then_the_most_recently_changed_runs(
             "(({ scrollWidth, clientWidth, textContent }) => [scrollWidth - clientWidth, textContent])"
             "(document.querySelector('#counts'))"
         )
+        warnings = browser.evaluate("[...document.querySelectorAll('#list .warn')].map((one) => one.textContent)")
+    assert warnings == [f"only {MAX_NAMES} metrics shown"]
     assert names == ["z", "b", "c", "a"]
     assert counts == [0, "1\xa0running · 1\xa0failed · 1\xa0stopped · 1\xa0finished"]  # no text is truncated
-
-
-def test_a_run_with_more_metrics_than_the_board_shows_has_a_warning(tmp_path: Path, browser: Browser) -> None:
-    make_run(tmp_path / "few")
-    with (make_run(tmp_path / "many") / "metrics.jsonl").open("a") as file:
-        file.write(line(60, **{f"net__metric{number}": 1.0 for number in range(MAX_NAMES)}))
-    with serve(tmp_path) as board:
-        browser.open(board.url)
-        browser.wait_for("document.querySelectorAll('#list .run .warn').length")
-        assert browser.evaluate("document.querySelectorAll('#list .run .warn').length") == 1
-        warning = browser.evaluate("document.querySelector('#list .run .warn').textContent")
-    assert warning == f"only {MAX_NAMES} metrics shown"
 
 
 def test_chart_options_redraw_the_charts_and_are_remembered(board: Served, browser: Browser) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import struct
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,23 @@ from PIL import Image
 from serving import Served, serve
 
 from paceline.board.files import RemoteFiles, open_files
-from paceline.board.gallery import Gallery, Requests
-from paceline.board.logs import tail
+from paceline.board.gallery import Gallery
 from paceline.board.metrics import CAPACITY, LARGE, MAX_NAMES, MetricsReader, Series
-from paceline.board.run import make_row
+from paceline.board.run import make_row, tail
 from paceline.core.errors import UserError
 from paceline.runs.folder import RunFolder
+
+
+def gallery_of(root: Path) -> Gallery:
+    """Return the runs in a folder, read in this process."""
+    gallery = Gallery(open_files(str(root)))
+    gallery.refresh()
+    return gallery
+
+
+def listed(root: Path) -> dict[str, Any]:
+    """Return the summary of each run in a folder by name."""
+    return {run["name"]: run for run in gallery_of(root).summaries().runs}  # type: ignore[misc]
 
 
 def test_run_states_are_read_only_from_files(board: Served) -> None:
@@ -44,8 +54,7 @@ def test_a_run_is_listed_once_whatever_links_lead_to_it(tmp_path: Path) -> None:
     (tmp_path / "runs" / "a-latest").symlink_to("deep/one")
     (tmp_path / "runs" / "deep" / "loop").symlink_to("..")
     (tmp_path / "runs" / "shown").symlink_to(".store/hidden")
-    with serve(tmp_path / "runs") as board:
-        assert board.runs().keys() == {"deep/one", "shown"}
+    assert listed(tmp_path / "runs").keys() == {"deep/one", "shown"}
 
 
 def test_the_log_tail_is_from_the_rank_that_failed(board: Served) -> None:
@@ -95,6 +104,12 @@ def test_curves_include_the_spread_across_ranks_and_the_time_breakdown(board: Se
     assert loss["images"] == [10, 20, 30, 40, 50] and loss["seconds"] == [1, 2, 3, 4, 5]
     assert loss["mean"] == loss["low"] == loss["high"] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 1 / 5])
     assert spread["mean"] == pytest.approx([0.1] * 5)
+    body = board.ask(f"/api/series?run={run['id']}&name=net/loss&format=binary").body
+    (length,) = struct.unpack("<I", body[:4])
+    header = json.loads(body[4 : 4 + length])
+    numbers = np.frombuffer(body[4 + length :], "<f4").reshape(len(header["rows"]), -1)
+    assert header["series"][0]["points"] == 5
+    assert numbers[header["rows"].index("mean")] == pytest.approx(loss["mean"])
 
 
 def test_the_time_breakdown_counts_an_evaluation_once(tmp_path: Path) -> None:
@@ -102,19 +117,7 @@ def test_the_time_breakdown_counts_an_evaluation_once(tmp_path: Path) -> None:
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(line(10, validation__top1=50.0, time__evaluation_seconds=3.0))
         file.write(line(20, net__loss=0.5, time__step_seconds=2.0, time__evaluate_seconds=3.0))
-    with serve(tmp_path) as board:
-        run = board.wait_for("run", lambda run: run["lines"] == 3)
-    assert run["time_split"] == {"step": 4.0, "evaluation": 3.0}
-
-
-def test_the_binary_response_contains_the_numbers_from_the_metrics_file(board: Served) -> None:
-    run = board.runs()["finished"]
-    body = board.ask(f"/api/series?run={run['id']}&name=net/loss&format=binary").body
-    (length,) = struct.unpack("<I", body[:4])
-    header = json.loads(body[4 : 4 + length])
-    numbers = np.frombuffer(body[4 + length :], "<f4").reshape(len(header["rows"]), -1)
-    assert header["series"][0]["points"] == 5
-    assert numbers[header["rows"].index("mean")] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 1 / 5])
+    assert listed(tmp_path)["run"]["time_split"] == {"step": 4.0, "evaluation": 3.0}
 
 
 def test_broken_lines_are_skipped_and_counted(board: Served) -> None:
@@ -131,8 +134,7 @@ def test_metrics_beyond_the_maximum_number_are_left_out_and_reported(tmp_path: P
     make_run(tmp_path / "few")
     with (make_run(tmp_path / "many") / "metrics.jsonl").open("a") as file:
         file.write(line(60, **{f"net__metric{number}": 1.0 for number in range(MAX_NAMES)}))
-    with serve(tmp_path) as board:
-        runs = board.runs()
+    runs = listed(tmp_path)
     assert len(runs["many"]["names"]) == MAX_NAMES and runs["many"]["names_truncated"]
     assert not runs["few"]["names_truncated"]
 
@@ -151,7 +153,8 @@ def test_settings_and_samples_are_served(board: Served) -> None:
 
 def test_malformed_requests_cause_no_server_error(board: Served) -> None:
     run = board.runs()["finished"]["id"]
-    assert board.ask("/api/series?run=nobody").status == 404
+    for route in ("series", "leaderboard"):
+        assert board.ask(f"/api/{route}?run=nobody").status == 404
     assert board.ask("/api/series?points=many").status == 400
     assert board.ask(f"/api/runs/{run}/log?rank=-1").status == 400
     assert board.json(f"/api/runs/{run}/log?rank=5")["text"] == ""
@@ -186,8 +189,7 @@ def test_only_runs_that_have_changed_are_sent_again(tmp_path: Path) -> None:
     make_run(tmp_path / "one", state="finished")
     changing = make_run(tmp_path / "two", state="finished")
     metrics = changing / "metrics.jsonl"
-    gallery = Gallery(open_files(str(tmp_path)))
-    gallery.refresh()
+    gallery = gallery_of(tmp_path)
     first = gallery.summaries()
     assert [run["name"] for run in first.runs] == ["one", "two"]
     for change in (
@@ -208,11 +210,15 @@ def test_only_runs_that_have_changed_are_sent_again(tmp_path: Path) -> None:
     assert gallery.summaries(later.sequence) == (later.sequence + 1, [first.ids[1]], [])
 
 
-def test_the_list_of_runs_shows_how_much_of_a_large_file_has_been_read(tmp_path: Path) -> None:
+def test_the_list_of_runs_shows_how_much_of_a_large_file_has_been_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = [line(i, net__loss=1.0) for i in range(20_000)]
     (make_run(tmp_path / "run") / "metrics.jsonl").write_text("".join(lines))
     gallery = Gallery(open_files(str(tmp_path)))
-    gallery.refresh()  # reads samples of the file
+    monkeypatch.setattr("paceline.board.gallery.FIRST_READING_SECONDS", 0.0)
+    gallery.refresh()
+    next(iter(gallery.runs.values())).read_more()  # reads samples of the file
     shares = []
     for _ in range(3):
         before = gallery.summaries().sequence
@@ -224,10 +230,8 @@ def test_the_list_of_runs_shows_how_much_of_a_large_file_has_been_read(tmp_path:
 def test_the_board_accepts_a_single_run_or_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     make_run(tmp_path / "run")
-    with serve(tmp_path / "run") as board:
-        assert list(board.runs()) == ["run"]
-    with serve((tmp_path / "empty").as_uri()) as board:
-        assert board.runs() == {}
+    assert list(listed(tmp_path / "run")) == ["run"]
+    assert not Gallery(open_files((tmp_path / "empty").as_uri())).summaries().runs
 
 
 GOOD = line(10, net__loss=1.0) + line(20, net__loss=0.5)
@@ -255,32 +259,20 @@ STRANGE = {  # content of metrics.jsonl: number of valid lines, number of broken
 }
 
 
-@pytest.fixture(scope="module")
-def strange_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Summaries of runs with strange metrics, as JSON without NaN."""
-    root = tmp_path_factory.mktemp("strange")
+def test_strange_metrics_are_read_as_far_as_possible_and_empty_files_hide_no_run(tmp_path: Path) -> None:
     for name, (content, *_) in STRANGE.items():
-        (root / name).mkdir()
-        (root / name / "metrics.jsonl").write_bytes(content.encode())
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_bytes(content.encode())
+    (tmp_path / "empty files").mkdir()
     for empty in ("metrics.jsonl", "config.toml", "status.json", "notes.json", "mirror.json", ".lock"):
-        (root / "empty files").mkdir(exist_ok=True)
-        (root / "empty files" / empty).touch()
-    gallery = Gallery(open_files(str(root)))
-    gallery.refresh()
-    rows = [make_row(run) for run in gallery.runs.values()]
-    json.dumps(rows, allow_nan=False)
-    return {run["name"]: run for run in json.loads(json.dumps(gallery.summaries().runs, allow_nan=False))}
-
-
-@pytest.mark.parametrize("kind", STRANGE)
-def test_strange_metrics_are_read_as_far_as_possible(kind: str, strange_runs: dict[str, dict[str, Any]]) -> None:
-    _, lines, broken, last = STRANGE[kind]
-    run = strange_runs[kind]
-    assert (run["lines"], run["broken_lines"], run["last_values"].get("net/loss")) == (lines, broken, last)
-
-
-def test_a_run_with_empty_files_is_listed(strange_runs: dict[str, dict[str, Any]]) -> None:
-    assert strange_runs["empty files"]["state"] == "unknown" and strange_runs["empty files"]["lines"] == 0
+        (tmp_path / "empty files" / empty).touch()
+    gallery = gallery_of(tmp_path)
+    json.dumps([make_row(run) for run in gallery.runs.values()], allow_nan=False)
+    runs = {run["name"]: run for run in json.loads(json.dumps(gallery.summaries().runs, allow_nan=False))}
+    for name, (_, *expected) in STRANGE.items():
+        run = runs[name]
+        assert [run["lines"], run["broken_lines"], run["last_values"].get("net/loss")] == expected, name
+    assert runs["empty files"]["state"] == "unknown" and runs["empty files"]["lines"] == 0
 
 
 def test_numbers_and_characters_that_json_cannot_contain_do_not_hide_the_runs(tmp_path: Path) -> None:
@@ -310,7 +302,7 @@ def test_a_file_that_cannot_be_read_hides_no_run_and_no_setting_of_other_runs(tm
     logs = make_run(tmp_path / "failed", state="failed") / "logs"
     (logs / "rank-0.txt").mkdir(parents=True)
     (logs / "rank-1.txt").write_text("too many pigeons\n")
-    locked = make_run(tmp_path / "locked", lines=LARGE // 50, state="failed")
+    locked = make_run(tmp_path / "locked", lines=2000, state="failed")
     (locked / "logs").mkdir()
     (locked / "logs" / "rank-0.txt").write_text("a log\n")
     for file in (*locked.glob("*.*"), locked / "logs" / "rank-0.txt"):
@@ -327,15 +319,14 @@ def test_a_file_that_cannot_be_read_hides_no_run_and_no_setting_of_other_runs(tm
             assert "settings" in board.json(f"/api/runs/{runs[name]['id']}/settings")
 
 
-@pytest.mark.parametrize("name", ["logs", "checkpoints", "samples"])
-def test_runs_in_a_folder_that_is_named_like_a_part_of_a_run_are_found(name: str, tmp_path: Path) -> None:
+def test_runs_in_a_folder_that_is_named_like_a_part_of_a_run_are_found(tmp_path: Path) -> None:
+    name = "checkpoints"
     make_run(tmp_path / "project" / name / "first")
     make_run(tmp_path / name)
     inner = make_run(tmp_path / "run") / name / "0001"
     inner.mkdir(parents=True)
     (inner / "status.json").touch()  # the folders of a run are not searched
-    gallery = Gallery(open_files(str(tmp_path)))
-    gallery.refresh()
+    gallery = gallery_of(tmp_path)
     assert {run.name for run in gallery.runs.values()} == {f"project/{name}/first", name, "run"}
 
 
@@ -344,28 +335,8 @@ def test_folders_beyond_the_limit_are_reported(tmp_path: Path, monkeypatch: pyte
         make_run(tmp_path / f"run-{number}")
     for limit, num_runs, truncated in ((5, 4, False), (4, 3, True)):  # the root folder counts too
         monkeypatch.setattr("paceline.board.gallery.MAX_FOLDERS", limit)
-        gallery = Gallery(open_files(str(tmp_path)))
-        gallery.refresh()
+        gallery = gallery_of(tmp_path)
         assert (len(gallery.runs), gallery.truncated) == (num_runs, truncated)
-
-
-def test_a_request_takes_precedence_over_reading_but_never_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.board.gallery.PATIENCE_SECONDS", 60.0)
-    requests, passed = Requests(), threading.Event()
-
-    def read() -> None:
-        requests.let_pass()
-        passed.set()
-
-    with requests.answering():
-        threading.Thread(target=read, daemon=True).start()
-        assert not passed.wait(0.2)
-    assert passed.wait(30)
-    monkeypatch.setattr("paceline.board.gallery.PATIENCE_SECONDS", 0.01)
-    with requests.answering():
-        requests.let_pass()  # a slow client does not stop the reading
-        with requests.waiting():
-            requests.let_pass()
 
 
 def test_a_remote_folder_is_read_like_a_local_one(root: Path) -> None:
@@ -405,14 +376,12 @@ def test_a_storage_failure_is_reported_and_the_board_keeps_running(root: Path) -
 
 
 def test_a_large_file_is_sampled_first_and_then_read_to_its_end(tmp_path: Path) -> None:
-    from paceline.board.files import LocalFiles
-
     lines = [line(i, net__loss=float(i), net__filler=0.123456789) for i in range(1, 30001)]
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     size = (tmp_path / "metrics.jsonl").stat().st_size
     assert size > LARGE
-    reader = MetricsReader(LocalFiles(tmp_path), "")
-    reader.preview(size)
+    reader = MetricsReader(open_files(str(tmp_path)), "")
+    assert reader.advance(size)
     first = reader.table
     assert reader.read_share < 1 and 100 < first.lines < 1000
     assert first.images == 30000 and first.series["net/loss"].points()[0, 0] < 100
@@ -423,7 +392,7 @@ def test_a_large_file_is_sampled_first_and_then_read_to_its_end(tmp_path: Path) 
     assert points.shape[1] <= CAPACITY and points[4].max() == 30000 and points[3].min() == 1
 
 
-@pytest.mark.parametrize("chunk", [7, 1000, 100_000])
+@pytest.mark.parametrize("chunk", [61, 1000, 100_000])
 def test_a_long_series_keeps_its_mean_and_range_for_any_chunk_size(chunk: int) -> None:
     num = 50_003
     values = np.sin(np.arange(num) / 50) + np.random.default_rng(0).normal(size=num)
@@ -453,7 +422,6 @@ def test_escape_sequences_in_a_log_are_shown_escaped(root: Path, tmp_path: Path)
     shutil.copytree(root / "finished", tmp_path / "odd")
     (tmp_path / "odd" / "logs").mkdir(exist_ok=True)
     (tmp_path / "odd" / "logs" / "rank-0.txt").write_text("one\x1b[2J\ntwo\u202e\n")
-    gallery = Gallery(open_files(str(tmp_path)))
-    gallery.refresh()
+    gallery = gallery_of(tmp_path)
     run = next(iter(gallery.runs.values()))
     assert tail(run.files, run.logs()[0]) == "one\\x1b[2J\ntwo\\u202e\n"

@@ -65,6 +65,11 @@ def click(browser: Browser, selector: str) -> None:
     browser.evaluate(f"document.querySelector({json.dumps(selector)}).click()")
 
 
+def open_table(browser: Browser) -> None:
+    click(browser, "[data-view=table]")
+    browser.wait_for("document.querySelectorAll('table.board tbody tr').length == 4")
+
+
 def fill(browser: Browser, selector: str, text: str) -> None:
     browser.evaluate(
         f"(() => {{ const field = document.querySelector({json.dumps(selector)}); field.value = {json.dumps(text)};"
@@ -93,8 +98,7 @@ def zoom(browser: Browser) -> None:
 
 
 def test_the_table_sorts_runs_by_a_metric_and_lists_the_settings_that_differ(page: Browser) -> None:
-    click(page, "[data-view=table]")
-    page.wait_for("document.querySelectorAll('table.board tbody tr').length == 4")
+    open_table(page)
     heads = names(page, "table.board thead .link")
     assert "generator.lr" in heads and not {"seed", "recipe", "constructor"} & set(heads)
     assert {"test/top1", "validation/top1best", "validation/top1last", "images", "time"} <= set(heads)
@@ -114,8 +118,7 @@ def test_the_table_sorts_runs_by_a_metric_and_lists_the_settings_that_differ(pag
 
 
 def test_columns_are_shown_and_hidden_with_the_menu_and_kept_in_the_link(page: Browser, served: Served) -> None:
-    click(page, "[data-view=table]")
-    page.wait_for("document.querySelectorAll('table.board tbody tr').length == 4")
+    open_table(page)
     click(page, ".menu summary")
     page.wait_for("document.querySelectorAll('.menu [data-column]').length > 10")
     for column in ("test/checkpoint_images last", "images", "setting seed"):
@@ -254,8 +257,7 @@ def test_a_chart_and_the_table_are_downloaded(page: Browser, tmp_path: Path) -> 
     page.wait_for(ALL)
     for label in ("download the values as CSV: net/loss", "download the chart as PNG: net/loss"):
         click(page, f"[aria-label='{label}']")
-    click(page, "[data-view=table]")
-    page.wait_for("document.querySelectorAll('table.board tbody tr').length == 4")
+    open_table(page)
     page.evaluate("[...document.querySelectorAll('#table button')].find((one) => one.textContent == 'CSV').click()")
     names = ("net-loss.csv", "net-loss.png", "runs.csv")
     until = time.monotonic() + TIMEOUT_SECONDS

@@ -22,7 +22,7 @@ from running import (
     workers_of,
 )
 
-from paceline.data.open_sources import open_sources
+from paceline.data.source import open_sources
 from paceline.data.stream import Stream
 from paceline.runs.finished_run import config_of
 

@@ -163,18 +163,12 @@ def test_two_processes_share_a_cold_cache_and_see_each_sample_once(
     assert stored <= whole
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("AWS_SECRET_ACCESS_KEY", "access denied"), ("AWS_ACCESS_KEY_ID", "access denied")]
-)
-def test_wrong_credentials_end_in_one_line(
-    tmp_path: Path, server: S3Server, shards: Path, name: str, message: str
-) -> None:
-    running = run_fork(
-        tmp_path,
-        *command(f"s3://{BUCKET}/digits", "run", tmp_path / "cache"),
-        environment=server.environment | {name: "wrong"},
-    )
-    assert running.wait() == 2 and message in running.stderr and len(running.stderr.splitlines()) == 1, running.stderr
+def test_wrong_credentials_end_in_one_line(tmp_path: Path, server: S3Server, shards: Path) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):
+        train = command(f"s3://{BUCKET}/digits", "run", tmp_path / "cache")
+        running = run_fork(tmp_path, *train, environment=server.environment | {name: "wrong"})
+        assert running.wait() == 2 and "access denied" in running.stderr, running.stderr
+        assert len(running.stderr.splitlines()) == 1, running.stderr
 
 
 @pytest.mark.timeout(900)

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from running import QuickForks
 
 from paceline.cli.app import run
 
 Rejected = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def quick_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let comparisons in this process train in forks of it, instead of in a process that first imports PyTorch."""
+    monkeypatch.setattr("paceline.commands.compare.ForkServers", QuickForks)
 
 
 @pytest.fixture

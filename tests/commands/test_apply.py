@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +12,14 @@ import tifffile
 import torch
 from photographs import photograph
 from PIL import Image
-from running import run_fork
-from skimage.metrics import peak_signal_noise_ratio, structural_similarity
+from skimage.metrics import peak_signal_noise_ratio
 from torch._subclasses.fake_tensor import FakeTensor
 
 from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
-from paceline.inference.apply import measure
-from paceline.inference.runner import TileRunner
-from paceline.inference.tiles import Tiling, choose_tiling, plan_tiles
+from paceline.images.encode import write_png
+from paceline.inference.tiles import TileRunner, Tiling, choose_tiling, plan_tiles
 from paceline.inference.trained import build, open_image_model
 from paceline.recipes.super_resolution import SuperResolution
 from paceline.runs.weights import write_weights
@@ -56,7 +53,7 @@ def inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
 
 
-def write_random_weights(path: Path, recipe: str, settings: list[str], channels: int = 3) -> None:
+def write_random_weights(path: Path, recipe: str, settings: list[str], channels: int = 3, fill: float = 0.0) -> None:
     """Write random weights that all affect the output, so that a wrong tile is detected."""
     config = configure(recipe, {}, assignments=settings, elsewhere=True)
     panels = ("stain", "segmentation") if recipe == "translation" else ()
@@ -64,7 +61,9 @@ def write_random_weights(path: Path, recipe: str, settings: list[str], channels:
     built = build(config, spec)
     generator = torch.Generator().manual_seed(0)
     for name, tensor in built.state_dict().items():
-        if tensor.dim() == 4:
+        if fill:
+            tensor.fill_(fill)
+        elif tensor.dim() == 4:
             tensor.normal_(0, (1.5 / tensor[0].numel()) ** 0.5, generator=generator)
         elif "running_mean" in name:
             tensor.normal_(0, 0.1, generator=generator)
@@ -92,9 +91,9 @@ def test_tiled_results_equal_those_for_the_whole_image(name):
         tiling = replace(choose_tiling(field, (83, 117), torch.device("cpu"), side=side), uniform=uniform)
         made: dict[str, np.ndarray] = {}
         tiles = plan_tiles(replace(tiling, multiple_px=field.multiple_px), (83, 117))
-        assert sum(tile.num_pixels for tile in tiles) == 83 * 117 and (len(tiles) > 1) == (side == 24)
+        assert sum(tile.own.num_pixels for tile in tiles) == 83 * 117 and (len(tiles) > 1) == (side == 24)
         for tile in tiles:
-            for key, values in runner.run([(image.astype(np.uint16) * 257)[tile.source]]).arrays().items():
+            for key, values in runner.run([(image.astype(np.uint16) * 257)[tile.area.slices]]).arrays().items():
                 whole = made.setdefault(key, np.zeros((83 * scale, 117 * scale, 3), np.uint16))
                 whole[tile.target(scale)] = values[0][tile.inner(scale)]
         found.append(made)
@@ -132,90 +131,52 @@ def test_results_keep_the_folder_structure_and_are_the_same_in_a_second_run(caps
     shutil.rmtree("photos/made")
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", ["super_resolution", "translation", "instance"])
 def test_tiny_images_do_not_keep_other_images_from_being_processed(name: str, tmp_path: Path) -> None:
-    for width, height in [(1, 1), (80, 1), (2, 3), (33, 5), (7, 60)]:
+    for width, height in [(1, 1), (80, 1), (33, 5)]:
         Image.fromarray(PHOTO[:height, :width]).save(tmp_path / f"{width}x{height}.png")
     Image.fromarray(PHOTO).save(tmp_path / "usual.png")
     assert apply(f"{name}.safetensors", tmp_path, "--out", tmp_path / "out") in (0, 1)
     assert list((tmp_path / "out").glob("usual*.png"))
 
 
-def test_a_pattern_and_single_files_can_be_combined(tmp_path):
-    assert apply("restoration.safetensors", "photos/*.png", "photos/inner/two.png", "--out", tmp_path) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.png", "two.png"]
-
-
-def test_translation_writes_an_image_for_every_panel(tmp_path):
-    assert apply("translation.safetensors", "photos/one.png", "--out", tmp_path) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one-segmentation.png", "one-stain.png"]
+def test_translation_writes_an_image_for_every_panel_of_every_image(tmp_path):
+    assert apply("translation.safetensors", "photos/*.png", "photos/inner/two.png", "--out", tmp_path) == 0
+    names = ["one-segmentation.png", "one-stain.png", "two-segmentation.png", "two-stain.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert pixels(tmp_path / "one-stain.png").shape == PHOTO.shape
 
 
-def test_a_panel_with_transparency_may_be_above_the_limit_of_pillow(tmp_path, monkeypatch):
-    row = np.concatenate([PHOTO[:40, :40], PHOTO[20:60, 40:]], axis=1)
-    alpha = np.arange(40 * 80, dtype=np.uint8).reshape(40, 80, 1)
-    Image.fromarray(np.concatenate([row, alpha], axis=-1)).save(tmp_path / "row.png")
-    with monkeypatch.context() as patch:
-        patch.setattr("paceline.images.decode.STRIP_PX", 80)
-        patch.setattr(Image, "MAX_IMAGE_PIXELS", 700)  # Pillow rejects twice as many
-        assert apply("restoration.safetensors", tmp_path / "row.png", "--panel", 2, "--out", tmp_path / "out") == 0
-    assert np.array_equal(pixels(tmp_path / "out/row.png")[..., 3], alpha[:, 40:, 0])
-
-
-def test_8_and_16_bit_grey_images_stay_grey(tmp_path):
-    grey = PHOTO[..., 1]
-    Image.fromarray(grey).save(tmp_path / "grey.png")
-    Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "deep.png")
-    Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "deep.tif")
-    assert apply("super_resolution.safetensors", tmp_path, "--out", tmp_path / "out") == 0
-    eight, deep = pixels(tmp_path / "out/grey.png"), pixels(tmp_path / "out/deep.png")
-    assert eight.shape == deep.shape == (120, 160) and eight.dtype == np.uint8 and deep.dtype == np.uint16
-    assert np.abs(deep / 257 - eight).max() <= 0.51
-    assert len(np.unique(deep)) > 256  # more levels than 8 bits can represent
-    assert np.array_equal(deep, pixels(tmp_path / "out/deep.tif"))
-
-
-def test_16_bit_colour_is_kept_in_tiff_and_reduced_to_8_bits_in_png(tmp_path, capsys):
-    deep = PHOTO.astype(np.uint16) * 257
-    tifffile.imwrite(tmp_path / "deep.tif", deep, photometric="rgb")
-    images = (tmp_path / "deep.tif", "photos/one.png")
-    assert apply("super_resolution.safetensors", *images, "--out", tmp_path / "out") == 0
-    made = tifffile.imread(tmp_path / "out/deep.tif")
-    assert made.dtype == np.uint16 and made.shape == (120, 160, 3) and len(np.unique(made)) > 256
-    assert np.abs(made / 257 - pixels(tmp_path / "out/one.png")).max() <= 0.51
-    assert "16-bit" not in capsys.readouterr().out
-    (tmp_path / "deep.png").write_bytes(deep_png(deep))
-    assert apply("super_resolution.safetensors", tmp_path / "deep.png", "--out", tmp_path / "out") == 0
-    assert "16-bit colours were read as 8-bit; use TIFF to keep 16 bits" in capsys.readouterr().out
-
-
-def deep_png(image: np.ndarray) -> bytes:
-    """Return a 16-bit colour PNG, which Pillow cannot write."""
-    import struct
-    import zlib
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    height, width, _ = image.shape
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in image)
-    header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-
-
-def test_transparency_is_kept_and_upscaled(tmp_path):
-    alpha = np.zeros(PHOTO.shape[:2], np.uint8)
+def test_results_keep_the_channels_depth_and_transparency_of_their_images(tmp_path, capsys):
+    grey, deep, alpha = PHOTO[..., 1], PHOTO.astype(np.uint16) * 257, np.zeros(PHOTO.shape[:2], np.uint8)
     alpha[:, 40:] = 255
-    Image.fromarray(np.dstack([PHOTO, alpha])).save(tmp_path / "clear.png")
-    Image.fromarray(np.dstack([PHOTO[..., 0], alpha])).save(tmp_path / "clear-grey.png")
-    assert apply("super_resolution.safetensors", tmp_path, "photos/one.png", "--out", tmp_path / "out") == 0
-    made = pixels(tmp_path / "out/clear.png")
-    assert made.shape == (120, 160, 4)
-    assert (made[:, :72, 3] == 0).all() and (made[:, 88:, 3] == 255).all()
-    # The colours are the same as for the opaque image.
-    assert np.array_equal(made[..., :3], pixels(tmp_path / "out/one.png"))
-    assert pixels(tmp_path / "out/clear-grey.png").shape == (120, 160, 2)
+    for name, image in {
+        "colour.png": PHOTO,
+        "grey.png": grey,
+        "deep_grey.png": deep[..., 1],
+        "deep_grey.tif": deep[..., 1],
+        "clear.png": np.dstack([PHOTO, alpha]),
+        "clear_grey.png": np.dstack([grey, alpha]),
+    }.items():
+        Image.fromarray(image).save(tmp_path / name)
+    tifffile.imwrite(tmp_path / "deep.tif", deep, photometric="rgb")
+    assert apply("super_resolution.safetensors", tmp_path, "--out", tmp_path / "out") == 0
+    assert "16-bit" not in capsys.readouterr().out
+    made = {path.name: pixels(path) for path in (tmp_path / "out").iterdir() if path.name != "deep.tif"}
+    made["deep.tif"] = tifffile.imread(tmp_path / "out/deep.tif")
+    assert {name: (image.shape[2:], image.dtype.itemsize) for name, image in made.items()} == {
+        **{"colour.png": ((3,), 1), "grey.png": ((), 1), "deep_grey.png": ((), 2), "deep_grey.tif": ((), 2)},
+        **{"clear.png": ((4,), 1), "clear_grey.png": ((2,), 1), "deep.tif": ((3,), 2)},
+    }
+    for one, other in (("deep.tif", "colour.png"), ("deep_grey.png", "grey.png")):
+        assert np.abs(made[one] / 257 - made[other]).max() <= 0.51
+        assert len(np.unique(made[one])) > 256  # more levels than 8 bits can represent
+    assert np.array_equal(made["deep_grey.png"], made["deep_grey.tif"])
+    assert (made["clear.png"][:, :72, 3] == 0).all() and (made["clear.png"][:, 88:, 3] == 255).all()
+    assert np.array_equal(made["clear.png"][..., :3], made["colour.png"])
+    write_png(tmp_path / "deep.png", deep)
+    assert apply("super_resolution.safetensors", tmp_path / "deep.png", "--out", tmp_path / "out") == 0
+    assert "16-bit colours were read as 8-bit; use RGB TIFF to keep 16 bits" in capsys.readouterr().out
 
 
 def test_other_colour_modes_become_rgb_and_rotated_images_become_upright(tmp_path):
@@ -278,7 +239,6 @@ def test_unusable_files_are_listed_and_the_other_files_are_processed(tmp_path, c
         (["restoration.safetensors", "empty", "--out", "o"], "empty: has no images"),
         (["restoration.safetensors", "photos", "--out", "photos/one.png"], "is a file; choose a folder"),
         (["restoration.safetensors", "photos", "--out", "o", "--downsample", "bicubic"], "only for models that up"),
-        (["super_resolution.safetensors", "photos", "--out", "o", "--downsample", "box"], "'box' is not one of"),
         (["super_resolution.safetensors", "photos", "--out", "o", "--tile", "-1"], "Invalid value for '--tile'"),
         (["super_resolution.safetensors", "photos", "--out", "o", "--devices", "0"], "--devices 0: must be at least 1"),
         (["super_resolution.safetensors", "photos"], "Missing option '--out'"),
@@ -348,39 +308,35 @@ def test_tiles_become_smaller_when_a_device_runs_out_of_memory(fail, tmp_path, m
 
 
 def test_a_downsampled_image_is_compared_with_its_original(tmp_path, capsys):
-    assert apply("super_resolution.safetensors", "photos", "--out", tmp_path, "--downsample", "bicubic") == 0
-    printed = capsys.readouterr().out
-    assert "one.png: lr_psnr[y]" in printed and "mean of 2 images: sr_ssim[y]" in printed
-    assert {path.name for path in tmp_path.glob("*.png")} == {"one.png", "one-lr.png", "one-bicubic.png", "one-sr.png"}
-    small = pixels(tmp_path / "one-lr.png")
-    assert small.shape == (30, 40, 3)
-    assert np.array_equal(small, np.asarray(Image.fromarray(PHOTO).resize((40, 30), Image.Resampling.BICUBIC)))
-    assert pixels(tmp_path / "one-sr.png").shape == PHOTO.shape
-    assert pixels(tmp_path / "one.png").shape[1] > 4 * PHOTO.shape[1]
-    assert pixels(tmp_path / "inner/two-sr.png").shape == (40, 32, 3)  # cropped to an even size
+    Image.fromarray(PHOTO[:5, :3]).save(tmp_path / "tiny.png")
+    words = ["super_resolution.safetensors", "photos", tmp_path / "tiny.png", "--downsample", "bicubic"]
+    assert apply(*words, "--out", tmp_path / "out") == 1
+    printed = capsys.readouterr()
+    assert "tiny.png: 3×5 pixels; at least 16×16 are needed to downsample by 2" in printed.err
+    original, bicubic = PHOTO[2:-2, 2:-2], pixels(tmp_path / "out/one-bicubic.png")[2:-2, 2:-2]
+    psnr = peak_signal_noise_ratio(*(rgb_to_ycbcr_luma(image) for image in (original, bicubic)), data_range=255)
+    assert f"bicubic_psnr[y] {psnr:.3f}" in printed.out
+    names = {"one.png", "one-lr.png", "one-bicubic.png", "one-sr.png"}
+    assert {path.name for path in (tmp_path / "out").glob("*.png")} == names
+    small = np.asarray(Image.fromarray(PHOTO).resize((40, 30), Image.Resampling.BICUBIC))
+    assert np.array_equal(pixels(tmp_path / "out/one-lr.png"), small)
+    assert pixels(tmp_path / "out/one-sr.png").shape == PHOTO.shape
+    assert pixels(tmp_path / "out/one.png").shape[1] > 4 * PHOTO.shape[1]
+    assert pixels(tmp_path / "out/inner/two-sr.png").shape == (40, 32, 3)  # cropped to an even size
 
 
-def test_metrics_computed_in_blocks_equal_those_from_scikit_image(monkeypatch):
-    monkeypatch.setattr("paceline.inference.compare_images.BLOCK_PX", 20)
-    noisy = np.clip(PHOTO.astype(int) + np.random.default_rng(0).integers(-9, 10, PHOTO.shape), 0, 255).astype(np.uint8)
-    psnr, ssim = measure(Image.fromarray(noisy), Image.fromarray(PHOTO), 2, "rgb")
-    one, other = noisy[2:-2, 2:-2], PHOTO[2:-2, 2:-2]
-    assert psnr == pytest.approx(peak_signal_noise_ratio(other, one, data_range=255), abs=1e-9)
-    options = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False, "data_range": 255}
-    _, whole = structural_similarity(other, one, channel_axis=2, full=True, **options)
-    assert ssim == pytest.approx(whole[5:-5, 5:-5].mean(), abs=1e-6)
-    assert measure(Image.fromarray(PHOTO), Image.fromarray(PHOTO), 2, "y") == (100.0, pytest.approx(1.0))
+def rgb_to_ycbcr_luma(image: np.ndarray) -> np.ndarray:
+    return 16 + image.astype(float) @ np.array([65.481, 128.553, 24.966]) / 255
 
 
-@pytest.mark.parametrize("tile", [0, 16])
-def test_several_devices_share_the_images_and_their_tiles(tile, place, tmp_path):
+def test_several_devices_share_the_images_and_their_tiles(tmp_path, capsys):
     shutil.copytree("photos", tmp_path / "in")
     (tmp_path / "in/broken.png").write_bytes((tmp_path / "in/one.png").read_bytes()[:3000])
-    words = ["apply", "super_resolution.safetensors", str(tmp_path / "in"), "--out", str(tmp_path / "out")]
-    shared = run_fork(place, *words, "--accelerator", "cpu", "--devices", "2", "--tile", str(tile))
-    assert shared.wait() == 1
-    assert "3 images on 2 × cpu\n" in shared.stdout and "broken.png: " in shared.stderr
-    assert apply("super_resolution.safetensors", "photos", "--out", tmp_path / "alone", "--tile", tile) == 0
+    words = ["--devices", 2, "--tile", 16]
+    assert apply("super_resolution.safetensors", tmp_path / "in", "--out", tmp_path / "out", *words) == 1
+    printed = capsys.readouterr()
+    assert "3 images on 2 × cpu\n" in printed.out and "broken.png: " in printed.err
+    assert apply("super_resolution.safetensors", "photos", "--out", tmp_path / "alone", "--tile", 16) == 0
     for name in ("one.png", "inner/two.png"):
         assert np.abs(pixels(tmp_path / "out" / name).astype(int) - pixels(tmp_path / "alone" / name)).max() <= 1
 
@@ -399,15 +355,11 @@ def test_results_are_reported_in_the_order_of_the_images(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_the_error_of_a_lower_precision_is_measured_and_printed(precision, tmp_path, capsys):
+def test_a_lower_precision_changes_results_slightly(precision, tmp_path):
     assert apply("super_resolution.safetensors", "photos/one.png", "--out", tmp_path, "--precision", precision) == 0
-    printed = capsys.readouterr().out
-    found = re.search(rf"{precision} changes this image by at most ([\d.]+) of 255 levels", printed)
-    assert found
     assert apply("super_resolution.safetensors", "photos/one.png", "--out", tmp_path / "exact") == 0
-    assert "levels" not in capsys.readouterr().out
     difference = np.abs(pixels(tmp_path / "one.png").astype(int) - pixels(tmp_path / "exact/one.png")).max()
-    assert 0 < float(found[1]) < 30 and abs(difference - float(found[1])) <= 1
+    assert 0 < difference < 30
 
 
 @pytest.mark.parametrize("format_", ["png", "jpg", "webp", "tiff"])
@@ -433,18 +385,3 @@ def test_a_failed_compilation_is_reported_once_and_the_images_are_processed(tmp_
     assert apply("super_resolution.safetensors", "photos", "--out", tmp_path, "--compile", "on") == 0
     printed = capsys.readouterr().out
     assert printed.count("--compile: off, because it failed (RuntimeError: no C compiler)") == 1
-
-
-def test_apply_does_not_need_the_training_data(tmp_path, rejected):
-    words = ["train", "super_resolution", "--data", "photos", "--data-root", str(tmp_path / "data"), "--accelerator"]
-    words += ["cpu", "--set", "scale=2", "--set", "num_blocks=1", "--set", "width=2", "--crop", "16", "--images", "4"]
-    for number in range(8):
-        (tmp_path / "data").mkdir(exist_ok=True)
-        Image.fromarray(PHOTO[number : number + 30, :30]).save(tmp_path / f"data/{number}.png")
-    trained = run_fork(tmp_path, *words, "--batch-size", "4", "--out", "run")
-    assert trained.wait() == 0, trained.stderr
-    shutil.rmtree(tmp_path / "data")
-    assert apply(tmp_path / "run", "photos/one.png", "--out", tmp_path / "out", "--checkpoint", "last") == 0
-    assert pixels(tmp_path / "out/one.png").shape == (120, 160, 3)
-    line = rejected("apply", tmp_path / "run", "photos/one.png", "--out", tmp_path / "out", "--checkpoint", "14")
-    assert line == "--checkpoint 14: no checkpoint was kept at this number of images; choose one of: best, last, 4"

@@ -21,13 +21,11 @@ from running import start_function_in_ranks, wait_until
 from test_apply import TRANSLATING, write_random_weights
 
 from paceline.cli.app import run
+from paceline.images import pyramid_file
+from paceline.images.pyramid_file import PyramidFile
 from paceline.images.rectangles import Box
-from paceline.images.regions import pyramid_file
-from paceline.images.regions.open_image import open_region_image
-from paceline.images.regions.pyramid_file import PyramidFile
-from paceline.images.regions.tiff_image import TiffImage
-from paceline.inference import apply_regions
-from paceline.inference.runner import TileRunner
+from paceline.images.regions import TiffImage, open_region_image
+from paceline.inference.tiles import TileRunner
 
 SMALLEST_LEVEL_PX = 128
 PHOTO = np.tile(photograph("astronaut")[:200, :300], (2, 1, 1))  # 400 rows, 300 columns
@@ -58,29 +56,19 @@ def apply(*words: object) -> int:
 @pytest.mark.parametrize("name", ["twice", "stains"])
 def test_a_region_equals_that_part_of_the_whole_result(name: str, tmp_path: Path, capsys) -> None:
     assert apply(f"{name}.safetensors", "photo.png", "--out", tmp_path / "whole") == 0
-    words = ["--region", "33,50,211,301", "--tile", 64, "--devices", 2]
-    assert apply(f"{name}.safetensors", "slide.tif", "--out", tmp_path / "part", *words) == 0
-    assert "more pixels) →" in capsys.readouterr().out
     scale = 2 if name == "twice" else 1
-    for part in (tmp_path / "part").iterdir():
-        whole = np.asarray(Image.open(tmp_path / "whole" / part.name.replace("slide", "photo").replace(".tif", ".png")))
-        with tifffile.TiffFile(part) as file:
-            assert file.is_bigtiff and file.pages.first.is_tiled and len(file.series[0].levels) > 1
-            made = file.asarray().astype(int)
-        assert np.abs(made - whole[50 * scale : 351 * scale, 33 * scale : 244 * scale]).max() <= 1
-
-
-@pytest.mark.parametrize("name", ["twice", "stains"])
-@pytest.mark.parametrize("region", ["33,50,211,150", "0,0,299,399"])
-def test_a_region_that_fits_in_one_tile_also_sees_its_surroundings(name: str, region: str, tmp_path: Path) -> None:
-    left, top, width, height = map(int, region.split(","))
-    assert apply(f"{name}.safetensors", "photo.png", "--out", tmp_path / "whole") == 0
-    assert apply(f"{name}.safetensors", "slide.tif", "--out", tmp_path / "part", "--region", region) == 0
-    scale = 2 if name == "twice" else 1
-    rows, columns = (slice(start * scale, (start + size) * scale) for start, size in ((top, height), (left, width)))
-    for part in (tmp_path / "part").iterdir():
-        whole = np.asarray(Image.open(tmp_path / "whole" / part.name.replace("slide", "photo").replace(".tif", ".png")))
-        assert np.abs(tifffile.imread(part).astype(int) - whole[rows, columns]).max() <= 1
+    tiles, one_tile = ["--tile", 64, "--devices", 2], list[Any]()  # a single tile also sees its surroundings
+    for region, words in (("33,50,211,301", tiles), ("33,50,211,150", one_tile), ("0,0,299,399", one_tile)):
+        left, top, width, height = (int(number) * scale for number in region.split(","))
+        out = tmp_path / region
+        assert apply(f"{name}.safetensors", "slide.tif", "--out", out, "--region", region, *words) == 0
+        assert ("more pixels) →" in capsys.readouterr().out) == (words is tiles)
+        for part in out.iterdir():
+            whole = tmp_path / "whole" / part.name.replace("slide", "photo").replace(".tif", ".png")
+            with tifffile.TiffFile(part) as file:
+                assert file.is_bigtiff and file.pages.first.is_tiled and len(file.series[0].levels) > 1
+                made = file.asarray().astype(int)
+            assert np.abs(made - np.asarray(Image.open(whole))[top : top + height, left : left + width]).max() <= 1
 
 
 def test_large_images_are_processed_by_region_without_a_flag(tmp_path: Path, monkeypatch) -> None:
@@ -90,33 +78,12 @@ def test_large_images_are_processed_by_region_without_a_flag(tmp_path: Path, mon
         assert file.series[0].levels[0].shape == (800, 600, 3)
 
 
-@pytest.mark.extras
-def test_a_small_tiff_that_pillow_cannot_decode_is_processed_by_region(tmp_path: Path) -> None:
-    pytest.importorskip("imagecodecs")
-    tifffile.imwrite(tmp_path / "a.tif", PHOTO, photometric="rgb", tile=(64, 64), compression="jpeg2000")
-    assert apply("twice.safetensors", tmp_path / "a.tif", "--out", tmp_path / "out") == 0
-    assert apply("twice.safetensors", "slide.tif", "--out", tmp_path / "out") == 0
-    made, expected = (tifffile.imread(tmp_path / "out" / name).astype(int) for name in ("a.tif", "slide.tif"))
-    assert np.abs(made - expected).max() <= 1
-
-
 def test_premultiplied_colours_are_not_processed_without_their_transparency(tmp_path: Path, capsys) -> None:
     pixels = np.concatenate([PHOTO // 2, np.full_like(PHOTO[..., :1], 128)], axis=-1)
     tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="rgb", extrasamples=["assocalpha"], tile=(64, 64))
     assert apply("twice.safetensors", tmp_path / "a.tif", "--out", tmp_path / "out", "--region", "0,0,99,99") == 1
     assert "a.tif: premultiplied transparency cannot be read by region" in capsys.readouterr().err
     assert apply("twice.safetensors", tmp_path / "a.tif", "--out", tmp_path / "out") == 0
-
-
-def test_extra_samples_are_ignored_as_in_whole_images(tmp_path: Path, capsys) -> None:
-    pixels = np.concatenate([PHOTO, PHOTO[..., :1]], axis=-1)
-    tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="rgb", extrasamples=["unspecified"], tile=(64, 64))
-    made = []
-    for name, words in (("whole", []), ("part", ["--region", "0,0,300,400"])):
-        assert apply("twice.safetensors", tmp_path / "a.tif", "--out", tmp_path / name, *words) == 0
-        assert "channels other than colours and transparency were ignored" in capsys.readouterr().out
-        made.append(np.asarray(Image.open(tmp_path / name / "a.tif")).astype(int))
-    assert np.abs(made[0] - made[1]).max() <= 1
 
 
 def test_results_get_their_names_only_when_all_of_them_are_complete(tmp_path: Path, monkeypatch) -> None:
@@ -131,24 +98,6 @@ def test_results_get_their_names_only_when_all_of_them_are_complete(tmp_path: Pa
     monkeypatch.setattr(PyramidFile, "complete", completing)
     assert apply(*words) == 0
     assert names == [[], []] and len(list(tmp_path.iterdir())) == 2
-
-
-def test_blocks_have_a_largest_size_unless_another_is_chosen(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setitem(apply_regions.LARGEST_BLOCK_PX, "cpu", 32)
-    monkeypatch.setattr(apply_regions, "HALOS_PER_BLOCK", 1)
-    for words, side in (([], 32), (["--tile", 128], 128)):
-        out = tmp_path / str(side)
-        assert apply("twice.safetensors", "slide.tif", "--region", "0,0,300,400", "--out", out, *words) == 0
-        assert f"tiles of {side} pixels" in capsys.readouterr().out
-
-
-def test_the_effect_of_a_lower_precision_is_printed_once(tmp_path: Path, capsys) -> None:
-    words = ["twice.safetensors", "slide.tif", "--out", tmp_path, "--level", 0, "--region", "0,0,99,70", "--tile", 64]
-    assert apply(*words, "--precision", "bf16") == 0
-    printed = capsys.readouterr().out
-    assert printed.count("bf16 changes 64×64 pixels at the centre by at most ") == 1
-    assert apply(*words, "--overwrite") == 0
-    assert "changes" not in capsys.readouterr().out
 
 
 def test_ome_tiff_is_written_on_request_and_for_ome_tiff(tmp_path: Path) -> None:
@@ -175,7 +124,8 @@ def apply_to_sixty_tiles(words: list[str]) -> int:
 
 
 def test_a_killed_command_resumes_and_ends_with_the_same_bytes(place, tmp_path: Path, capsys, monkeypatch) -> None:
-    words = ["apply", "twice.safetensors", "slide.tif", "--accelerator", "cpu", "--tile", "32", "--preview"]
+    words = ["apply", "twice.safetensors", "slide.tif", "--accelerator", "cpu", "--tile", "32"]
+    words += ["--region", "0,0,300,400"]
     assert run([*words, "--out", str(tmp_path / "whole")]) == 0
     progress = tmp_path / "killed/.slide.tif.journal"
     for num_bytes in (500, 800):
@@ -188,7 +138,7 @@ def test_a_killed_command_resumes_and_ends_with_the_same_bytes(place, tmp_path: 
     printed = capsys.readouterr().out
     assert "resumed after" in printed and "130 tiles of 32 pixels" in printed and 0 < len(computed) < 125
     names = sorted(path.name for path in (tmp_path / "killed").iterdir())
-    assert names == sorted(path.name for path in (tmp_path / "whole").iterdir()) and len(names) == 2
+    assert names == sorted(path.name for path in (tmp_path / "whole").iterdir()) and len(names) == 1
     for name in names:
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
@@ -230,7 +180,7 @@ def test_a_full_disk_leaves_no_result_and_the_command_resumes(tmp_path: Path, mo
             raise OSError(errno.ENOSPC, "No space left on device")
         write(file, content, offset)
 
-    words = ["twice.safetensors", "slide.tif", "--out", tmp_path, "--tile", 64, "--level", 0, "--preview"]
+    words = ["twice.safetensors", "slide.tif", "--out", tmp_path, "--tile", 64, "--region", "0,0,300,400"]
     monkeypatch.setattr(pyramid_file, "_write_at", fill)
     assert apply(*words) == 2
     assert "No space left on device; run the same command again" in capsys.readouterr().err
@@ -261,7 +211,7 @@ def test_files_that_cannot_be_used_are_listed_and_others_are_processed(tmp_path:
         (["--region", "200,0,101,50"], "--region 200,0,101,50: is outside the image, which has 300×400 pixels"),
         (["--level", "1"], "--level 1: the image has no such level; the last one is 0"),
         (["--magnification", "20"], "--magnification 20: the file does not state its magnification"),
-        (["--format", "png", "--preview"], "written as TIFF; leave --format out"),
+        (["--region", "0,0,64,64", "--format", "png"], "written as TIFF; leave --format out"),
         (["--region", "0,0,64,64", "--downsample", "bicubic"], "slide.tif: --downsample: not supported"),
         (["--region", "0,0,64,64", "--panel", 1], "slide.tif: --panel: not supported"),
     ],
@@ -276,15 +226,23 @@ def test_wrong_options_print_one_line(tmp_path: Path, rejected: Callable[..., st
         rejected("apply", "twice.safetensors", "slide.tif", "--out", tmp_path, *words)
 
 
-def test_networks_without_exact_tiles_print_the_measured_error(tmp_path: Path, capsys) -> None:
-    words = ["instance.safetensors", "slide.tif", "--out", tmp_path, "--tile", 64, "--level", 0, "--preview"]
-    assert apply(*words) == 0
-    printed = capsys.readouterr().out
-    assert "normalises using statistics from the whole image: seams may be visible" in printed
-    assert "tiles change the centre by at most" in printed
-
-
-def test_a_region_of_a_network_that_reads_the_whole_image_prints_a_warning(tmp_path: Path, capsys) -> None:
+def test_a_network_without_exact_tiles_prints_a_warning(tmp_path: Path, capsys) -> None:
+    assert (
+        apply(
+            "instance.safetensors",
+            "slide.tif",
+            "--out",
+            tmp_path,
+            "--tile",
+            64,
+            "--level",
+            0,
+            "--region",
+            "0,0,300,400",
+        )
+        == 0
+    )
+    assert "normalises using statistics from the whole image: seams may be visible" in capsys.readouterr().out
     for region, differs in (("0,0,300,400", False), ("9,9,200,200", True)):
         assert apply("instance.safetensors", "slide.tif", "--out", tmp_path / region, "--region", region) == 0
         assert ("differs from the same part of the whole result" in capsys.readouterr().out) == differs
@@ -329,8 +287,8 @@ def test_a_journal_of_another_command_is_ignored(tmp_path: Path, capsys) -> None
     assert "resumed" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("flag", "name"), [("--preview", "a-preview.jpg"), ("--skip-background", "a-mask.png")])
-def test_previews_and_masks_are_kept_without_overwrite(flag: str, name: str, tmp_path: Path, capsys) -> None:
+def test_a_mask_is_kept_without_overwrite(tmp_path: Path, capsys) -> None:
+    flag, name = "--skip-background", "a-mask.png"
     tifffile.imwrite(tmp_path / "a.tif", PHOTO[:64, :64], tile=(64, 64), photometric="rgb")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text("precious")
@@ -342,11 +300,3 @@ def test_previews_and_masks_are_kept_without_overwrite(flag: str, name: str, tmp
     with Image.open(tmp_path / "out" / name) as written:
         assert written.width > 0
     assert apply(*words, "--skip-existing") == 0
-
-
-def test_images_with_equal_names_have_masks_of_their_own(tmp_path: Path) -> None:
-    for suffix in ("tif", "tiff"):
-        tifffile.imwrite(tmp_path / f"a.{suffix}", PHOTO[:64, :64], tile=(64, 64), photometric="rgb")
-    assert apply("twice.safetensors", tmp_path, "--out", tmp_path / "out", "--skip-background") == 0
-    names = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert names == ["a.tif-mask.png", "a.tif.tif", "a.tiff-mask.png", "a.tiff.tif"]

@@ -14,7 +14,8 @@ from holds import Holds
 from running import processes_naming, run_fork, start_fork, wait_until
 
 from paceline.commands.configure import configure
-from paceline.compare.grid import Grid, Options, PlannedRun, obstacle_here
+from paceline.compare import Options
+from paceline.compare.grid import Grid, PlannedRun, obstacle_here
 from paceline.config.resolve import Config
 
 TRAIN = [str(Path(__file__).parents[1] / "tiny.py"), "--accelerator", "cpu", "--set", "holds=holds"]
@@ -100,9 +101,9 @@ def test_a_failing_run_is_shown_with_its_reason_and_the_other_runs_continue(tmp_
         (["--strategies", "dpp"], "did you mean 'dp'?"),
         (["--devices", "two"], "'two' is not a whole number"),
         (["--devices", "0"], "'0' is not a whole number >= 1"),
-        (["--jobs", "0"], "--jobs 0: must be at least 1"),
+        (["--jobs", "0"], "Invalid value for '--jobs'"),
         (["--seeds", "1,x"], "'x' is not a whole number"),
-        (["--scaling", "medium"], "unknown --scaling 'medium'"),
+        (["--scaling", "medium"], "'medium' is not one of 'strong', 'weak'"),
         (["--batch-size", "64,some"], "--batch-size 'some': expected a number"),
         (["--preset", "quik"], "did you mean 'quick'?"),
     ],

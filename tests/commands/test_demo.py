@@ -14,6 +14,7 @@ COMPARISONS = [shlex.split(line)[1:] for line in LINES if line.startswith("pacel
 SHORT = ("--images", "64", "--strategies", "single", "--seeds", "0", "--jobs", "1", "--no-verify", "--no-step-ladder")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", COMPARISONS, ids=lambda words: words[-1])
 def test_each_comparison_in_the_demo_writes_a_report(tmp_path: Path, words: list[str]) -> None:
     compared = run_fork(tmp_path, *words, *SHORT)

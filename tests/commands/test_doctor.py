@@ -11,21 +11,20 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.benchmarking import loader_throughput
+from paceline.benchmarking import self_test as loader_throughput
 from paceline.benchmarking.self_test import ReplayCheck, check_replay
 from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.core.registry import load_class, names
-from paceline.data import whole_source
-from paceline.data.feed import StepData
-from paceline.data.loader import Loader
-from paceline.parallel.place import Place
+from paceline.data import loader
+from paceline.data.loader import Loader, StepData
+from paceline.parallel.group import Place
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.world import World
 from paceline.runs import provenance
 from paceline.runs.provenance import SELF_TEST, cache_file, graph_obstacle
 from paceline.training.graph import RunStep, eager_steps
-from paceline.training.loss_log import Entry
+from paceline.training.log import Entry
 from paceline.training.step import Step
 
 TWO_GPUS = {"host": "here", "gpus": "2 × Some GPU", "driver": "1.0", "torch": "2.15.0"}
@@ -146,7 +145,7 @@ def test_loader_speeds_are_measured_where_a_run_would_use_the_loader(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(loader_throughput, "BLOCK_SECONDS", 0.02)
-    monkeypatch.setattr(whole_source, "free_bytes", lambda device: 100_000)
+    monkeypatch.setattr(loader, "free_bytes", lambda device: 100_000)
     assert run(["doctor", "--loaders", "--workers", "0", "--accelerator", "cpu"]) == 0
     printed = capsys.readouterr().out
     rows = {cells[0]: cells[1:] for line in printed.splitlines() if len(cells := line.strip("│ ").split(" │ ")) > 3}

@@ -23,8 +23,6 @@ SPEC = DataSpec(3, 32, 32, num_classes=3, class_names=("cat", "dog", "owl"), emp
 R3GAN = ("width=8", "num_blocks=1", "group_size=4", "nz=5")
 GENERATORS = {
     "dcgan": ("dcgan", ("ngf=4", "nz=5")),
-    "dual_gan": ("dual_gan", ("ngf=4", "nz=5")),
-    "r3gan": ("r3gan", (*R3GAN, "conditional=off")),
     "r3gan by class": ("r3gan", (*R3GAN, "conditional=on")),
 }
 
@@ -34,13 +32,10 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def write_weights_of(recipe: str, spec: DataSpec, *settings: str, spoilt: bool = False) -> str:
+def write_weights_of(recipe: str, spec: DataSpec, *settings: str) -> str:
     """Write a weights file with the initial weights of a recipe, and return its name."""
     config = configure(recipe, {}, assignments=settings, elsewhere=True)
-    weights = build(config, spec).state_dict()
-    if spoilt:
-        next(iter(weights.values())).fill_(torch.nan)
-    write_weights(Path("written.safetensors"), config, spec, weights)
+    write_weights(Path("written.safetensors"), config, spec, build(config, spec).state_dict())
     return "written.safetensors"
 
 
@@ -100,7 +95,7 @@ def test_onnx_runtime_generates_the_images_of_pytorch(case: str, capsys: pytest.
     assert "`noise` [n, 5] (normal)" in printed and ("`class` [n] (int64, 0…2)" in printed) == by_class
     session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
     recipe = open_trained(read_stored(path), path).recipe
-    for count in (1, 2, 7, 64):
+    for count in (1, 7):
         inputs = {"noise": torch.randn(count, 5, generator=torch.Generator().manual_seed(count))}
         draws = dict(inputs)
         if by_class:
@@ -121,15 +116,8 @@ def test_onnx_runtime_generates_the_images_of_pytorch(case: str, capsys: pytest.
 
 
 @can_export
-@pytest.mark.parametrize(
-    ("reading", "names"),
-    [
-        ('batch.get("noise")', ["noise"]),
-        ('batch.pop("noise")', ["noise"]),
-        ('{**batch}["noise"]', ["noise", "coin"]),  # copying counts as reading all random inputs
-    ],
-)
-def test_noise_is_an_onnx_input_however_the_generator_reads_it(reading, names, tmp_path, capsys):
+@pytest.mark.parametrize("reading", ['batch["noise"]', '{**batch}.get("noise")'])
+def test_only_the_noise_that_the_generator_reads_is_an_onnx_input(reading, tmp_path, capsys):
     import onnxruntime
 
     text = Path(TINY_GAN).read_text()
@@ -138,7 +126,7 @@ def test_noise_is_an_onnx_input_however_the_generator_reads_it(reading, names, t
     weights = write_weights_of(str(tmp_path / "gan.py"), DataSpec(1, 8, 8))
     assert run(["export", weights, "--out", str(tmp_path / "model.onnx"), "--trust"]) == 0, capsys.readouterr().err
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
-    assert [one.name for one in session.get_inputs()] == names
+    assert [one.name for one in session.get_inputs()] == ["noise"]
 
 
 CONTROL_FLOW = """
@@ -153,16 +141,6 @@ class Branching(Tiny):
 
 
 @can_export
-def test_export_leaves_no_temporary_files(tmp_path):
-    (tmp_path / "temporary").mkdir()
-    weights = write_weights_of("dcgan", SPEC, "ngf=4")
-    environment = {"TMPDIR": str(tmp_path / "temporary")}
-    exported = run_fork(tmp_path, "export", weights, "--out", "model.onnx", environment=environment)
-    assert exported.wait() == 0, exported.stderr
-    assert not list((tmp_path / "temporary").iterdir())
-
-
-@can_export
 def test_a_network_that_cannot_be_exported_is_reported_in_one_line_with_the_line_of_its_code(capsys):
     Path("branching.py").write_text(CONTROL_FLOW)
     assert run(["train", "branching.py", "--images", "32", "--accelerator", "cpu", "--out", "run"]) == 0
@@ -171,14 +149,6 @@ def test_a_network_that_cannot_be_exported_is_reported_in_one_line_with_the_line
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("paceline: run: the network cannot be exported to ONNX (") and "branching.py:8): " in error
     assert not list(Path.cwd().glob("model*"))
-
-
-@can_export
-def test_damaged_weights_are_not_exported(tmp_path, capsys):
-    weights = write_weights_of("classification", DataSpec(1, 8, 8, num_classes=3), "width=2", spoilt=True)
-    assert run(["export", weights, "--out", str(tmp_path / "model.onnx")]) == 2
-    assert "contains NaN or infinite values" in capsys.readouterr().err
-    assert [file.name for file in tmp_path.iterdir()] == ["written.safetensors"]
 
 
 DICE = """
@@ -226,6 +196,6 @@ def test_export_rejects_a_fixed_size_classifier_that_was_trained_on_crops(tmp_pa
 
 def test_export_reports_missing_packages_and_invalid_arguments(rejected, monkeypatch):
     assert "--out model.pt: expected a file name ending in .onnx" in rejected("export", "x", "--out", "model.pt")
-    monkeypatch.setattr("paceline.commands.export.PACKAGES", ("onnx", "no_such_package"))
+    monkeypatch.setattr("paceline.commands.convert.PACKAGES", ("onnx", "no_such_package"))
     line = rejected("export", "nowhere", "--out", "model.onnx")
     assert "export needs " in line and "pip install 'paceline[export]'" in line

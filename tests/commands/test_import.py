@@ -146,27 +146,13 @@ def test_a_network_is_found_under_any_common_key_or_the_only_key_of_a_checkpoint
         assert found.keys() == state.keys() and all(torch.equal(found[key], state[key]) for key in state)
 
 
-@pytest.mark.parametrize(
-    ("keys", "name"),
-    [
-        ("conv_first.weight body.0.rdb1.conv1.weight conv_last.weight", "contains RRDBNet (ESRGAN"),
-        ("model.0.weight model.1.sub.0.RDB1.conv1.0.weight", "contains RRDBNet (ESRGAN"),
-        ("conv_first.weight layers.0.residual_group.blocks.0.attn.qkv.weight", "contains SwinIR"),
-        ("head.0.weight body.0.body.0.weight body.0.body.2.weight tail.0.0.weight", "contains EDSR"),
-        ("conv_first.weight body.0.conv1.weight upconv1.weight conv_last.weight", "contains EDSR or MSRResNet"),
-        (
-            "conv1.weight bn1.weight layer1.0.conv1.weight layer4.0.conv1.weight fc.weight",
-            "contains a ResNet classifier",
-        ),
-        ("model.model.0.weight model.model.1.model.1.weight", "contains a pix2pix or CycleGAN generator (try --recipe"),
-        ("cls_token pos_embed blocks.0.attn.qkv.weight", "contains a vision transformer"),
-        (" ".join(f"stage{number}.weight" for number in range(4)), "(its tensors: stage0, stage1, stage2, stage3)"),
-    ],
-)
-def test_the_error_for_an_unsupported_network_names_it_or_its_first_tensors(keys, name, rejected):
-    torch.save({"params": {key: torch.zeros(4, 4, 3, 3) for key in keys.split()}}, "theirs.pth")
+def test_the_error_for_an_unsupported_network_lists_its_first_tensors(rejected):
+    state = {f"stage{number}.weight": torch.zeros(4, 4, 3, 3) for number in range(5)}
+    torch.save({"params": state}, "theirs.pth")
     line = rejected(*IMPORT, "theirs.pth")
-    assert name in line and ("contains" not in name or "imports only SRGAN generators" in line)
+    assert "imports only SRGAN generators" in line
+    torch.save({"params": dict(list(state.items())[:4])}, "theirs.pth")
+    assert "(its tensors: stage0, stage1, stage2, stage3)" in rejected(*IMPORT, "theirs.pth")
 
 
 def test_imported_weights_can_start_a_run():
@@ -203,20 +189,20 @@ class Surprise:
     [
         (TheirGenerator().state_dict(), ["--set", "scale=2"], "scale=2: theirs.pth has scale=4"),
         (TheirGenerator().state_dict(), ["--set", "width=64"], f"width=64: theirs.pth has width={WIDTH}"),
-        (TheirGenerator(slopes=3, mixed=True).state_dict(), [], "first.1.weight has 3 slopes, expected 1 or 6"),
+        (TheirGenerator(slopes=3, mixed=True).state_dict(), [], "head.1.weight has shape (3,), expected (6,)"),
         (TheirGenerator(4).state_dict(), [], "upscales by a factor of 16; supported factors are 2, 4 and 8"),
         (
             {key: value for key, value in TheirGenerator().state_dict().items() if "residual.0.bn1." not in key},
             [],
-            "normalisation layers, expected 9 or none: not an SRGAN generator",
+            "has 8 layers like residual.0.bn2, but expected 9",
         ),
         (without(TheirGenerator().state_dict(), "last.weight"), [], "last.bias does not belong to an SRGAN generator"),
         (nn.Linear(3, 3).state_dict(), [], "weight does not belong to an SRGAN generator"),
-        ({"encoder.weight": torch.zeros(4, 3, 3, 3)}, [], "at least five convolutions, but this file has 1"),
+        ({"encoder.weight": torch.zeros(4, 3, 3, 3)}, [], "has fewer than five convolutions (its tensors: encoder)"),
         (
             {**TheirGenerator().state_dict(), "last.weight": torch.zeros(3, WIDTH, 3, 3)},
             [],
-            "theirs.pth: last.weight has shape (3, 6, 3, 3), expected (3, 6, 9, 9)",
+            "not an SRGAN generator: in its order, tail.weight has shape (3, 6, 3, 3), expected (3, 6, 9, 9)",
         ),
         ({"epoch": 3}, [], "'epoch' is not a tensor; expected a state_dict"),
         ([1, 2], [], "theirs.pth: contains no state_dict"),

@@ -17,9 +17,7 @@ from torch import Tensor
 
 from paceline.cli.app import run
 from paceline.core.errors import UserError
-from paceline.core.terminal import end_activity
-from paceline.data.sources.panels import Panels
-from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features
+from paceline.evaluation.features import Arithmetic, FeatureNetwork, Features
 from paceline.evaluation.statistics import frechet_distance
 from paceline.inference.files import match_files
 
@@ -141,8 +139,7 @@ def test_results_that_match_the_same_target_require_the_suffix_option() -> None:
         (["made", "made", "--json", "made/0.png/all.json"], "--json made/0.png/all.json: "),
         (["made", "others"], "no images could be compared with others: made/0.png: has no matching target"),
         (["made", "made", "--value-range", "1,0"], "--value-range 1,0: must be two numbers"),
-        (["made"], "made: no TARGETS to compare with; add them, or use --niqe, which needs no reference"),
-        (["made", "--niqe", "--masks"], "--masks: needs TARGETS to compare with; add them, or omit --masks"),
+        (["made"], "made: no TARGETS to compare with; add them"),
     ],
 )
 def test_wrong_input_is_reported_in_one_line(words: list[str], line: str, rejected: Callable[..., str]) -> None:
@@ -151,14 +148,6 @@ def test_wrong_input_is_reported_in_one_line(words: list[str], line: str, reject
     save("others/2.png", noise(0))
     Path("folder.csv").mkdir()
     assert line in rejected("measure", *words)
-
-
-def test_target_panels_that_are_copies_of_the_input_are_reported() -> None:
-    for number in range(5):
-        save(f"rows/{number}.png", np.concatenate([noise(number), noise(number if number == 4 else 9)], axis=1))
-    save("rows/0.png", np.concatenate([noise(0), noise(0)], axis=1))
-    notes = Panels("test", Panels.Settings(data_root="own", test_root="rows", workers=0)).notes
-    assert notes == ("test: targets in 0.png are copies of the input, so their metrics are meaningless",)
 
 
 def test_names_with_control_characters_and_other_encodings_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,48 +237,17 @@ def test_fid_also_uses_images_that_have_no_matching_name(
     assert metrics["count"] == 1 and metrics["FID"] == pytest.approx(fid_of(made, real), rel=1e-4)
 
 
-def test_fid_reports_what_it_is_doing_after_the_features_are_computed(
-    inception: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_fid_rejects_images_that_are_huge_or_not_grey_or_rgb(
+    inception: list[str], rejected: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise, the activity before the features, such as loading PyTorch, would be reported again."""
-    for number in range(2):
-        save(f"made/{number}.png", noise(number))
-    monkeypatch.setenv("PACELINE_ACTIVITY", "1")
-    try:
-        assert run(["measure", "made", "made", *inception]) == 0
-    finally:
-        end_activity()
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith(("loading the", "computing FID"))]
-    assert lines == ["loading the Inception network …", "computing FID from the features …"]
-
-
-def test_fid_rejects_images_that_are_not_grey_or_rgb(inception: list[str], rejected: Callable[..., str]) -> None:
     for name in ("made/0.tif", "made/1.tif", "real/0.tif", "real/1.tif"):
         Path(name).parent.mkdir(exist_ok=True)
         tifffile.imwrite(name, np.zeros((5, SIDE, SIDE), np.uint8), photometric="minisblack")
-    expected = "--inception: FID needs 8-bit images with 1 or 3 channels, unlike made/0.tif; omit --inception"
-    assert expected in rejected("measure", "made", "real", *inception)
-
-
-def test_fid_leaves_out_huge_images(
-    inception: list[str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    rejected: Callable[..., str],
-) -> None:
-    for folder in ("made", "targets"):
-        for number in range(2):
-            save(f"{folder}/{number}.png", noise(number))
-        save(f"{folder}/huge.png", np.tile(noise(2), (2, 2, 1)))
-    for module in ("decode", "regions.open_image"):
-        monkeypatch.setattr(f"paceline.images.{module}.PIXEL_LIMIT", noise(0)[..., 0].size)
-    assert run(["measure", "made", "targets", *inception]) == 0
-    printed = capsys.readouterr().out
-    assert "FID images 2 results, 2 targets" in printed
-    assert "FID: left out 2 of 6 images, which have more than 89 megapixels" in printed
-    Path("made/1.png").unlink()
-    line = rejected("measure", "made", "targets", *inception)
-    assert "FID needs at least 2 results of up to 89 megapixels, got 1" in line
+    expected = "--inception: FID needs 8-bit images with 1 or 3 channels and up to 89 megapixels, unlike "
+    assert f"{expected}made/0.tif; omit --inception" in rejected("measure", "made", "real", *inception)
+    save("plain.png", noise(0))
+    monkeypatch.setattr("paceline.images.regions.PIXEL_LIMIT", 100)
+    assert f"{expected}plain.png; omit --inception" in rejected("measure", "plain.png", "plain.png", *inception)
 
 
 @pytest.mark.parametrize("suffix", ["tif", "png"])
@@ -304,7 +262,7 @@ def test_huge_files_are_compared_by_region_with_the_same_metrics(words, suffix, 
         save(f"{name}.png", pixels)
     for by_region in (False, True):
         if by_region:
-            for module in ("regions.open_image", "decode", "deep"):
+            for module in ("regions", "decode", "deep"):
                 monkeypatch.setattr(f"paceline.images.{module}.PIXEL_LIMIT", 1000)
             monkeypatch.setattr("paceline.inference.compare_images.BLOCK_PX", 64)
         report = tmp_path / f"{by_region}.json"
@@ -323,16 +281,18 @@ def test_metrics_that_are_not_measured_by_region_are_reported(
     for name, height in (("huge", 384), ("small", 192)):
         for folder in ("made", "targets"):
             save(f"{folder}/{name}.tif", rng.integers(0, 256, (height, 192, 3), dtype=np.uint8))
-    monkeypatch.setattr("paceline.images.regions.open_image.PIXEL_LIMIT", 192 * 192)
-    assert run(["measure", "made", "targets", "--niqe", "--per-image", "each.csv"]) == 0
+    monkeypatch.setattr("paceline.images.regions.PIXEL_LIMIT", 192 * 192)
+    distance = lambda made, target: made.new_full((1,), 0.25)  # noqa: E731
+    monkeypatch.setattr("paceline.commands.measure.perceptual_distance", lambda device: (distance, ()))
+    assert run(["measure", "made", "targets", "--per-image", "each.csv"]) == 0
     printed = capsys.readouterr().out
-    assert "NIQE: no mean, because it was not measured for 1 of 2 images (compared by region, or " in printed
-    assert "niqe[rgb]" not in printed and ", niqe " not in printed
+    assert "LPIPS: no mean, because it was not measured for 1 of 2 images (compared by region, or " in printed
+    assert "lpips[rgb]" not in printed
     with open("each.csv", newline="", encoding="utf-8") as file:
-        assert [bool(row["niqe[rgb]"]) for row in csv.DictReader(file)] == [False, True]
-    assert run(["measure", "made/small.tif", "targets/small.tif", "--niqe"]) == 0
+        assert [bool(row["lpips[rgb]"]) for row in csv.DictReader(file)] == [False, True]
+    assert run(["measure", "made/small.tif", "targets/small.tif"]) == 0
     printed = capsys.readouterr().out
-    assert "niqe[rgb]" in printed and ", niqe " in printed and "NIQE" not in printed
+    assert "lpips[rgb]" in printed and "no mean" not in printed
 
 
 def test_three_depths_are_not_measured_as_colours(capsys: pytest.CaptureFixture[str]) -> None:
@@ -342,8 +302,6 @@ def test_three_depths_are_not_measured_as_colours(capsys: pytest.CaptureFixture[
             planes = rng.integers(0, 256, (3, 192, 192), dtype=np.uint8)
             tifffile.imwrite(f"{name}_{axis}.tif", planes, imagej=True, metadata={"axes": f"{axis}YX"})
         words = ["measure", f"made_{axis}.tif", f"target_{axis}.tif"]
-        assert run([*words, "--niqe"]) == 0
-        assert ("niqe[rgb]" in capsys.readouterr().out) == (axis == "C")
         assert run([*words, "--protocol", "y"]) == (0 if axis == "C" else 2)
     printed = capsys.readouterr().err
     assert "it has 3 channels that are not colours, but --protocol y needs grey or RGB images" in printed

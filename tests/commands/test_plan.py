@@ -12,21 +12,21 @@ import pytest
 import torch
 from running import run_fork, start_fork
 
-from paceline.benchmarking.scaling_forecast import (
+from paceline.benchmarking.scaling import (
     Checked,
     Link,
     LinkOverride,
     Measurement,
-    max_useful_devices,
+    one_device,
+    one_of_several,
     parse_bandwidth,
     predict,
 )
-from paceline.benchmarking.scaling_probe import one_device, one_of_several
 from paceline.commands.configure import configure
 from paceline.core.errors import UserError
 from paceline.core.files import read_json, write_json
 from paceline.parallel.batchnorm import SynchronizedBatchNorm
-from paceline.parallel.place import Place
+from paceline.parallel.group import Place
 from paceline.parallel.torch_internals import AnyBatchNorm
 from paceline.parallel.world import World
 
@@ -67,13 +67,6 @@ def test_overlap_hides_the_exchange_of_all_but_the_last_gradient_bucket() -> Non
     assert predict(hidden, link, 2, 64).exchange_seconds == pytest.approx(2 * 0.001)
 
 
-def test_the_plan_reports_when_more_devices_stop_paying_off() -> None:
-    assert max_useful_devices(SEEN, PERFECT, 64) is None
-    slow = Link(0.0, 1e9, 2)  # a gradient exchange takes 15 ms, a step 40 ms
-    assert max_useful_devices(SEEN, slow, 64) == 2
-    assert max_useful_devices(SEEN, Link(0.0, 1e6, 2), 64) == 1
-
-
 def test_a_step_time_between_two_measured_batch_sizes_is_interpolated() -> None:
     assert SEEN.seconds_of_step(48) == pytest.approx(0.030)
     assert SEEN.seconds_of_step(128) == pytest.approx(0.080)
@@ -91,7 +84,6 @@ def test_the_prediction_for_one_device_uses_the_step_time_measured_on_one_device
     crowded = replace(SEEN, alone_seconds={64: 0.025})
     assert predict(crowded, PERFECT, 1, 64).images_per_second == pytest.approx(64 / 0.025)
     assert predict(crowded, PERFECT, 2, 64).images_per_second == pytest.approx(64 / 0.020)
-    assert max_useful_devices(replace(SEEN, alone_seconds={64: 0.019}), PERFECT, 64) == 1
 
 
 def test_a_single_device_is_measured_with_plain_batchnorm() -> None:
@@ -203,14 +195,12 @@ def test_a_plan_with_given_bandwidth_and_latency_needs_only_one_device(plans: li
     given, _ = plans
     assert "one of several devices (one process), excluding communication: 2:" in given
     assert "link: bandwidth 12.5 GB/s (as given); latency 20 µs per exchange (assumed);" in given
-    row = next(row for row in _rows(given) if row.startswith("2 8 "))
-    assert row.endswith(" 0.2 0.141")  # learning rates for two devices: linear and square-root scaling
 
 
 def test_numbers_are_not_truncated_in_a_narrow_terminal(plans: list[str]) -> None:
     for text in plans:
         assert "…" not in text
-        assert "devices batch images/s efficiency images/day lr, linear lr, sqrt" in _rows(text)
+        assert "devices batch images/s efficiency images/day" in _rows(text)
 
 
 def test_a_plan_measures_one_device_alone_and_uses_the_given_latency(plans: list[str]) -> None:

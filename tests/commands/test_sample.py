@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from photographs import photograph
-from PIL import Image, ImageSequence
+from PIL import Image
 from running import run_fork
 
 import paceline
 from paceline.cli.app import run
-from paceline.images.grids import GAP_PX, captioned, grid, save_animation
+from paceline.images.grids import GAP_PX, grid
 from paceline.inference.generate import slerp
 
 TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
@@ -126,9 +125,8 @@ def test_two_runs_are_shown_side_by_side():
         ("long --out image.jpg", "--out image.jpg: expected a file name ending in .png"),
         ("long --animate --out moving.mp4", "--out moving.mp4: expected a file name ending in .gif or .webp"),
         ("long --animate --interpolate", "--interpolate: cannot be combined with --animate"),
-        ("long --animate --grid 2x2", "--grid 2x2: cannot be combined with --animate"),
-        ("long --animate --checkpoint last", "--checkpoint last: --animate shows the whole training; leave it out"),
-        ("long --inception net.pt", "--inception net.pt: only --nearest uses features; leave it out"),
+        ("long --count 2 --to new --grid 2x2", "--grid: cannot be combined with --count"),
+        ("long --inception net.pt", "--inception: needs --nearest"),
         ("long --count 2 --to new --out grid.png", "--out grid.png: --count writes the images of one run"),
         ("long --count 2 --to new --next-to short", "--next-to short: --count writes the images of one run"),
         ("long --checkpoint 7", "--checkpoint 7: no checkpoint was kept at this number of images"),
@@ -136,30 +134,6 @@ def test_two_runs_are_shown_side_by_side():
 )
 def test_unsupported_requests_are_reported_in_one_line(command, line, rejected):
     assert line in rejected("sample", "--trust", *command.split())
-
-
-def test_an_animation_keeps_rare_colours(tmp_path):
-    images = []
-    for left in (10, 40, 70):
-        image = photograph("coffee")[:100, :150].copy()
-        image[10:13, left : left + 3] = BRIGHT
-        images.append(image)
-    for suffix, largest in ((".gif", 64), (".webp", 0)):
-        save_animation([Image.fromarray(image) for image in images], tmp_path / f"moving{suffix}", suffix)
-        with Image.open(tmp_path / f"moving{suffix}") as moving:
-            frames = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(moving)]
-        assert len(frames) == 3
-        for left, frame, image in zip((10, 40, 70), frames, images, strict=True):
-            assert tuple(frame[11, left + 1]) == BRIGHT
-            assert np.abs(frame.astype(int) - image).max() <= largest
-
-
-def test_a_caption_that_does_not_fit_is_shortened():
-    image = Image.new("RGB", (20, 20), "black")
-    assert captioned(image, "a long caption").width == 20
-    wide = captioned(image, "a long caption", room=True)
-    assert wide.width > 60 and np.asarray(wide)[:18, 40:].min() < 255, "the end of the caption is cut off"
-    assert captioned(image, "a", room=True).width == 20
 
 
 def test_a_grid_has_room_for_every_image():

@@ -11,14 +11,13 @@ import pytest
 from PIL import Image
 from running import run_fork
 
-from paceline.commands.configure import configure
 from paceline.commands.new import new
 from paceline.config.files import changed_settings
-from paceline.config.resolve import Inherited, resolve
+from paceline.config.resolve import resolve
 from paceline.contracts.recipe import Recipe
 from paceline.core import registry
 from paceline.core.errors import UserError
-from paceline.data.source import RegisteredSources, Source
+from paceline.data.source import Source
 from paceline.runs.finished_run import config_of
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "data.md"
@@ -48,7 +47,7 @@ def source_file(folder: Path, settings: str) -> str:
 
 def rejected(*layers: tuple[str, dict[str, Any]]) -> str:
     with pytest.raises(UserError) as caught:
-        resolve("own", Recipe, layers, RegisteredSources())
+        resolve("own", Recipe, layers)
     return str(caught.value)
 
 
@@ -111,25 +110,17 @@ def test_a_setting_for_another_source_is_rejected_in_an_error_that_names_that_so
         assert rejected(*layers) == line
 
 
-def test_recipe_defaults_for_one_source_are_ignored_for_other_sources(place: Path) -> None:
-    usual = configure("translation", {"preset": "pix2pix"}).run
-    assert usual.panels == "image,target"  # type: ignore[attr-defined]
-    other = configure("translation", {"preset": "pix2pix", "data": str(place / "shapes.py")}, assignments=["noise=1"])
-    assert other.run.noise == 1 and other.run.crop == 256 and "panels" not in other.values()  # type: ignore[attr-defined]
-    assert rejected(("recipe own", Inherited(degrade_nose=3))).startswith("recipe own: unknown setting 'degrade_nose'")
-
-
 def test_a_resumed_run_may_change_the_test_folder_but_not_the_training_settings() -> None:
     given = {"data": "degraded", "test_root": "here", "degrade_seed": 1, "generator.lr": 0.1}
-    kept = resolve("own", Recipe, [("--set", given)], RegisteredSources()).values()
+    kept = resolve("own", Recipe, [("--set", given)]).values()
     layers = [("--set", {"data": "degraded", "test_root": "there", "degrade_seed": 2})]
-    now = resolve("own", Recipe, layers, RegisteredSources())
+    now = resolve("own", Recipe, layers)
     assert changed_settings(kept, now) == ["degrade_seed: 1 → 2", "generator.lr: 0.1 → None"]
 
 
 def test_the_last_data_argument_decides_which_source_settings_are_available() -> None:
     layers = [("recipe", {"data": "digits"}), ("file", {"degrade_blur": 2}), ("flag", {"data": "degraded"})]
-    assert resolve("own", Recipe, layers, RegisteredSources()).run.degrade_blur == 2  # type: ignore[attr-defined]
+    assert resolve("own", Recipe, layers).run.degrade_blur == 2  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +144,7 @@ def test_a_source_may_change_defaults_and_declare_settings_as_plain_fields(tmp_p
         "@dataclass(frozen=True)\nclass Settings(RunSettings):\n    size: int = setting(24, 'side')\n    plain: int = 5"
     )
     layers = [("flag", {"data": source_file(tmp_path, lines)}), ("--set", {"plain": "6"})]
-    run_settings = resolve("own", Recipe, layers, RegisteredSources()).run
+    run_settings = resolve("own", Recipe, layers).run
     assert (run_settings.size, run_settings.plain) == (24, 6)  # type: ignore[attr-defined]
 
 

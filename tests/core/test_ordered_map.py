@@ -1,4 +1,4 @@
-"""Stages of a pipeline."""
+"""Stages of a pipeline, and calls in the background."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from paceline.core.background import Background
 from paceline.core.ordered_map import ByteBudget, ordered_map
 
 
@@ -97,3 +98,34 @@ def test_an_error_in_an_earlier_stage_ends_threads_that_wait_for_a_later_one() -
     has_ended = bool(interrupted)
     budget.close()  # so that a failure leaves no thread behind
     assert has_ended
+
+
+def test_calls_run_in_order_in_another_thread_although_one_fails_and_its_error_is_raised_once() -> None:
+    background, seen, main = Background("test"), list[tuple[int, bool]](), threading.get_ident()
+
+    def call(number: int) -> None:
+        seen.append((number, threading.get_ident() == main))
+        if number == 1:
+            raise OSError(28, "No space left on device")
+
+    background.add(lambda: call(1))
+    with pytest.raises(OSError, match="No space left"):
+        background.wait()
+    for number in range(2, 20):
+        background.add(lambda number=number: call(number))  # type: ignore[misc]
+    background.wait()
+    assert seen == [(number, False) for number in range(1, 20)]
+    background.close()
+
+
+def test_closing_waits_for_the_calls_that_are_waiting_and_for_at_most_the_given_time() -> None:
+    background, may_run, seen = Background("test"), threading.Event(), list[str]()
+    background.add(lambda: may_run.wait(60) and None)
+    background.add(lambda: seen.append("last"))
+    threading.Timer(0.1, may_run.set).start()
+    background.close()
+    assert seen == ["last"]
+    hanging = Background("test")
+    hanging.add(lambda: threading.Event().wait(60) and None)
+    hanging.close(0.01)
+    assert not hanging.is_running

@@ -11,7 +11,7 @@ from fsspec.exceptions import FSTimeoutError
 
 from paceline.cli.app import run
 from paceline.core.text import is_private_name, one_line, redact
-from paceline.runs.mirror.mirror import Staging
+from paceline.runs.mirror import Staging
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,7 @@ from paceline.runs.mirror.mirror import Staging
         ('{"password": "hunter2", "user": "me"}', '{"password": "***", "user": "me"}'),
         ("AKIAABCDEFGHIJKLMNOP", "***"),
         ("DefaultEndpoints;AccountKey=abc==;x", "DefaultEndpoints;AccountKey=***;x"),
+        (f"{'x' * 100}://me:word@host {'my_' * 99}token=a", f"{'x' * 100}://***@host {'my_' * 99}token=***"),
     ],
 )
 def test_credentials_are_hidden(text: str, shown: str) -> None:
@@ -44,9 +45,8 @@ def test_an_error_is_shown_on_one_line_with_a_reason(error: Exception, shown: st
     assert one_line(error) == shown
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_text_without_credentials_is_unchanged() -> None:
+    for text in (
         "s3://bucket/prefix",
         "runs/dcgan-cifar10-0",
         "host:29400",
@@ -55,19 +55,13 @@ def test_an_error_is_shown_on_one_line_with_a_reason(error: Exception, shown: st
         "/data/secret/images",
         "lr=0.001 average=10 images",
         "http://host/a@b",
-    ],
-)
-def test_text_without_credentials_is_unchanged(text: str) -> None:
-    assert redact(text) == text
+    ):
+        assert redact(text) == text
 
 
-@pytest.mark.parametrize(
-    ("name", "private"),
-    [("AWS_SECRET_ACCESS_KEY", True), ("HF_TOKEN", True), ("DB_PASSWORD", True), ("OMP_NUM_THREADS", False),
-     ("TOKENIZERS_PARALLELISM", False), ("SSH_AUTH_SOCK", False)],
-)  # fmt: skip
-def test_names_of_credential_variables_are_recognised(name: str, private: bool) -> None:
-    assert is_private_name(name) is private
+def test_names_of_credential_variables_are_recognised() -> None:
+    assert all(map(is_private_name, ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "DB_PASSWORD")))
+    assert not any(map(is_private_name, ("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "SSH_AUTH_SOCK")))
 
 
 def test_a_setting_with_a_credential_is_rejected_and_not_written(
@@ -85,16 +79,11 @@ def test_hiding_credentials_takes_linear_time() -> None:
     code = (
         "from paceline.core.text import is_private_name, redact\n"
         "for part in ('a', '-', '://', 'key', '=', 'token', 'a://', 'a.', 'a://b:', 'pass ', 'sk-', '@', 'api_'):\n"
-        "    text = part * (300_000 // len(part))\n"
+        "    text = part * (100_000 // len(part))\n"
         "    redact(text), is_private_name(text)\n"
         "    assert redact(text + ' token=abc').endswith('token=***')\n"
     )  # fmt: skip
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
-
-
-def test_credentials_after_a_long_scheme_or_name_are_hidden() -> None:
-    assert redact(f"{'x' * 100}://me:word@host") == f"{'x' * 100}://***@host"
-    assert redact(f"{'my_' * 100}token=abc") == f"{'my_' * 100}token=***"
 
 
 def test_the_mirrored_copy_of_a_log_hides_credentials_that_span_lines(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from paceline.commands.configure import configure
 from paceline.contracts.data_spec import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.files import user_cache, user_path, writable_cache
-from paceline.data.open_sources import open_sources
+from paceline.data.source import open_sources
 from paceline.runs.weights import read_data_spec, write_data_spec
 
 UNKNOWN = "~no-such-user/x"

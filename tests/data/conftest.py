@@ -9,8 +9,8 @@ import pytest
 import torch
 from made_data import write_packed, writers
 
+from paceline.config.resolve import settings_of
 from paceline.config.settings import RunSettings
-from paceline.data.source import RegisteredSources
 
 torch.set_num_threads(1)
 
@@ -29,6 +29,6 @@ def make_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeData:
         else:
             writers.get(name, lambda *_: None)(root, monkeypatch)  # a source that generates its samples needs no files
         place = {} if name == "digits" else {"data_root": str(root)}
-        return RegisteredSources().of(name)(data=name, workers=0, **place, **asked)  # type: ignore[arg-type]
+        return settings_of(name)(data=name, workers=0, **place, **asked)  # type: ignore[arg-type]
 
     return make

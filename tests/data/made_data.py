@@ -29,6 +29,13 @@ def random_images(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
+def save_image(file: Path, height: int, width: int, seed: int = 0, **options: object) -> None:
+    """Save a random image."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    generator = np.random.default_rng([seed, height, width])
+    Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(file, **options)  # type: ignore[arg-type]
+
+
 def write_packed(root: Path, requested: dict[str, int]) -> None:
     """Pack a small folder of images with the requested size and channels."""
     unpacked = root.with_name("unpacked")

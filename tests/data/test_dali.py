@@ -19,8 +19,7 @@ from PIL import Image, ImageFilter
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError
-from paceline.data.feed import BatchPipeline, evaluation_batches
-from paceline.data.loader import Loader
+from paceline.data.loader import BatchPipeline, Loader, evaluation_batches
 from paceline.data.loaders.dali import Dali
 from paceline.data.loaders.workers import Workers
 from paceline.data.source import ArraySource, Source, Subset
@@ -127,29 +126,15 @@ def test_batches_of_different_sizes_can_be_requested(data: Path) -> None:
 
 
 @needs_dali
-def test_without_requests_no_batches_are_loaded(data: Path) -> None:
-    assert list(raw_batches(Dali(open_source(data, "png"), CPU, RunSettings(), CROP), [])) == []
-
-
-@needs_dali
-def test_a_truncated_file_is_reported(tmp_path: Path) -> None:
-    for number in range(3):
-        save(tmp_path / "train" / f"{number}.png", 20, 20)
-        save(tmp_path / "test" / f"{number}.png", 20, 20)
-    cut = tmp_path / "train" / "1.png"
-    source = Photos("train", Photos.Settings(data_root=str(tmp_path), crop=CROP))
-    cut.write_bytes(cut.read_bytes()[:600])
+def test_a_truncated_or_missing_file_is_reported(tmp_path: Path) -> None:
+    for number, split in itertools.product(range(3), ("train", "test")):
+        save(tmp_path / split / f"{number}.png", 20, 20)
+    source, file = Photos("train", Photos.Settings(data_root=str(tmp_path), crop=CROP)), tmp_path / "train" / "1.png"
+    loader = Dali(source, CPU, RunSettings(), CROP)
+    file.write_bytes(file.read_bytes()[:600])
     with pytest.raises(UserError, match=r"1\.png: unreadable image \(.*--bad-images skip"):
         take(Dali(source, CPU, RunSettings(), CROP))
-
-
-@needs_dali
-def test_a_file_that_disappeared_is_reported(tmp_path: Path) -> None:
-    for number, split in itertools.product(range(2), ("train", "test")):
-        save(tmp_path / split / f"{number}.png", 20, 20)
-    source = Photos("train", Photos.Settings(data_root=str(tmp_path), crop=CROP))
-    loader = Dali(source, CPU, RunSettings(), CROP)
-    (tmp_path / "train" / "1.png").unlink()
+    file.unlink()
     with pytest.raises(UserError, match=r"1\.png: cannot be read \(No such file"):
         take(loader)
 

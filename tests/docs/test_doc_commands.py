@@ -37,6 +37,8 @@ SMALLER: tuple[tuple[str, str], ...] = (
 SMALLER_PYTHON = ((r"epochs=\d", "images=32, width=8, batch_size=16"),)
 # Pages whose runs are used by other pages come first.
 FIRST = ("README.md", "docs/index.md", "docs/tour.md", "docs/guide/train.md", "docs/recipes/", "docs/guide/")
+# Pages whose runs no other page uses; test_doc_names checks their commands in every run of the tests.
+SLOW = ("r3gan", "esrgan", "dual_gan", "translation")
 
 
 def order(page: str) -> tuple[int, str]:
@@ -83,7 +85,7 @@ class Place:
     def run_before(self, page: str) -> None:
         """Run the commands on all pages that come before a page."""
         for earlier, found in runnable_commands().items():
-            if order(earlier) < order(page):
+            if order(earlier) < order(page) and Path(earlier).stem not in SLOW:
                 for command in found:
                     self.run(command)
 
@@ -105,7 +107,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     yield Place(folder)
 
 
-@pytest.mark.parametrize("page", list(runnable_commands()))
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if Path(page).stem in SLOW else ()) for page in runnable_commands()],
+)
 def test_the_commands_on_a_page_run(place: Place, page: str) -> None:
     place.run_before(page)
     for command in runnable_commands()[page]:

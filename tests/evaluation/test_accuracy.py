@@ -42,14 +42,6 @@ def test_accuracy_computed_in_uneven_batches_equals_torchmetrics(num_classes):
     assert results["count"] == 257
 
 
-def test_accuracy_does_not_depend_on_how_samples_are_distributed():
-    torch.manual_seed(0)
-    logits, labels = torch.randn(30, 10), torch.randint(10, (30,))
-    whole, parts = sums_of(logits, labels, [30]), sums_of(logits, labels, [7, 20, 3])
-    assert torch.equal(whole[1:], parts[1:])
-    torch.testing.assert_close(whole, parts, rtol=1e-14, atol=0)
-
-
 def test_the_lower_class_ranks_first_if_logits_are_equal_and_nan_is_never_correct():
     results = evaluator_of(10).results(sums_of(torch.zeros(10, 10, dtype=torch.bfloat16), torch.arange(10), [10]))
     assert (results["top1"], results["top5"]) == (10, 50)

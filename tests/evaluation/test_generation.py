@@ -21,13 +21,11 @@ from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.source import ArraySource
 from paceline.data.sources.digits import Digits
-from paceline.data.stream import NUM_UNIFORMS
-from paceline.data.transforms import to_eight_bits, transform
+from paceline.data.stream import NUM_UNIFORMS, to_eight_bits, transform
 from paceline.evaluation.contract import Case
 from paceline.evaluation.evaluators import generation
 from paceline.evaluation.evaluators.generation import Generation
-from paceline.evaluation.features.choice import Pixels, WithClassifier, choose_features
-from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features
+from paceline.evaluation.features import Arithmetic, FeatureNetwork, Features, Pixels, WithClassifier, choose_features
 from paceline.evaluation.protocol import differences, require_same
 from paceline.evaluation.statistics import cache_folder
 from paceline.runs.finished_run import open_run

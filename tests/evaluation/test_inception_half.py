@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from narrow_inception import file_network
 from torch import Tensor
 
-from paceline.evaluation.features.inception import inception_network
-from paceline.evaluation.features.network import computing_in
+from paceline.core.gpu import float32_products
+from paceline.evaluation.inception import inception_network
 
 pytest.importorskip("triton")
 
-from paceline.evaluation.features import inception_half as kernels
-from paceline.evaluation.features.inception_half import Half
+from paceline.evaluation import inception_half as kernels
+from paceline.evaluation.inception_half import Half
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.gpu if torch.cuda.is_available() else []
@@ -94,7 +94,7 @@ def test_the_whole_network_computes_the_same_features_in_float16_and_float32():
     torch.manual_seed(0)
     network = inception_network(file_network().state_dict()).to(DEVICE)
     seen = torch.rand(2, 3, 75, 75, device=DEVICE) * 2 - 1  # the smallest supported images
-    with computing_in("fp16"):
+    with float32_products(tf32=False):
         wanted, found = network(seen), Half(network)(seen)
     assert found.shape == (2, 2048) and found.dtype == torch.float32
     assert (wanted[0] - wanted[1]).abs().max() > 0.01 * wanted.max(), "images can be distinguished"

@@ -17,13 +17,12 @@ from paceline.cli.app import run
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
+from paceline.core.gpu import float32_products
 from paceline.data.source import ArraySource
+from paceline.evaluation import features, inception
 from paceline.evaluation.contract import Case
 from paceline.evaluation.evaluators.generation import Generation
-from paceline.evaluation.features import inception
-from paceline.evaluation.features.choice import Pixels
-from paceline.evaluation.features.inception import Inception
-from paceline.evaluation.features.network import FeatureNetwork, computing_in
+from paceline.evaluation.features import FeatureNetwork, Inception, Pixels
 from paceline.runs.finished_run import open_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -41,8 +40,8 @@ class File(NamedTuple):
 
     def load(self, patch: pytest.MonkeyPatch, device: torch.device = CPU) -> FeatureNetwork:
         """Accept the file as the genuine one, and load it."""
-        patch.setattr(inception, "ANSWER", self.answer)
-        return inception.load_inception(self.path, self.digest, device)
+        patch.setattr(features, "ANSWER", self.answer)
+        return features.load_inception(self.path, self.digest, device)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +49,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> File:
     torch.manual_seed(0)
     network, path = file_network(), tmp_path_factory.mktemp("file") / "narrow.pt"
     trial = inception.enlarged(inception.make_test_image(CPU))
-    with computing_in("fp32"), torch.no_grad():  # tracing fixes whether convolutions may use TF32
+    with float32_products(tf32=False), torch.no_grad():  # tracing fixes whether convolutions may use TF32
         torch.jit.trace(network, trial, check_trace=False).save(str(path))
         answer = network(trial)[0, :8]
     return File(str(path), sha256(path.read_bytes()).hexdigest(), network, tuple(answer.tolist()))
@@ -72,9 +71,9 @@ def test_our_network_computes_the_same_features_as_the_file_in_every_precision(f
     assert wanted.shape == (4, 2048) and (wanted[0] - wanted[1]).abs().max() > 0.1, "images can be distinguished"
     on_gpu = {"tf32": 3e-3, "fp16": 2e-3}
     for arithmetic, within in {"fp32": 1e-5, **({"tf32": 1e-5} if device == CPU else on_gpu)}.items():
-        features = ours(some_images().to(device), arithmetic).vectors.cpu()
-        assert features.dtype == torch.float32 and features.isfinite().all()
-        assert (features - wanted).abs().max() < within * wanted.max(), arithmetic
+        found = ours(some_images().to(device), arithmetic).vectors.cpu()
+        assert found.dtype == torch.float32 and found.isfinite().all()
+        assert (found - wanted).abs().max() < within * wanted.max(), arithmetic
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def test_our_network_computes_the_same_features_as_the_file_in_every_precision(f
 def test_fp16_is_rejected_if_its_kernels_do_not_work(file, monkeypatch, broken, reason):
     pytest.importorskip("triton")
     ours = file.load(monkeypatch)
-    monkeypatch.setattr("paceline.evaluation.features.inception_half.Half", broken)
+    monkeypatch.setattr("paceline.evaluation.inception_half.Half", broken)
     with pytest.raises(UserError, match=rf"kernels fail on this machine \({reason}\); use feature_precision=tf32"):
         ours(some_images(), "fp16")
 
@@ -96,7 +95,7 @@ def test_fp16_is_rejected_if_its_kernels_do_not_work(file, monkeypatch, broken, 
 def test_a_file_is_loaded_only_if_its_hash_is_known_or_given_and_it_is_the_inception_network(
     file, tmp_path, monkeypatch
 ):
-    inception.load_inception.cache_clear()  # an earlier test may have loaded the file
+    features.load_inception.cache_clear()  # an earlier test may have loaded the file
     text = tmp_path / "text.pt"
     text.write_text("not a network")
     other = tmp_path / "other.pt"
@@ -115,10 +114,10 @@ def test_a_file_is_loaded_only_if_its_hash_is_known_or_given_and_it_is_the_incep
     ]
     for path, allowed, message in cases:
         with pytest.raises(UserError, match=message):
-            inception.load_inception(str(path), allowed, CPU)
-    monkeypatch.setattr(inception, "ANSWER", (0.0,))
-    monkeypatch.setattr(inception, "inception_network", lambda weights: lambda x: torch.zeros(1, 2048))
-    assert inception.load_inception(file.path, file.digest.upper(), CPU).protocol()["weights"] == file.digest
+            features.load_inception(str(path), allowed, CPU)
+    monkeypatch.setattr(features, "ANSWER", (0.0,))
+    monkeypatch.setattr(features, "inception_network", lambda weights: lambda x: torch.zeros(1, 2048))
+    assert features.load_inception(file.path, file.digest.upper(), CPU).protocol()["weights"] == file.digest
 
 
 def test_fp16_needs_a_gpu_and_an_inception_file():

@@ -8,12 +8,11 @@ import torch
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.data_spec import DataSpec
-from paceline.data.feed import BatchPipeline
+from paceline.data.loader import BatchPipeline
 from paceline.data.loaders.resident import Resident
 from paceline.data.loaders.workers import Workers
 from paceline.data.source import ArraySource
-from paceline.data.stream import Stream
-from paceline.data.transforms import Augment
+from paceline.data.stream import Augment, Stream
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

@@ -1,10 +1,11 @@
-"""All functions that decode images reject truncated files, and damaged files if the format has checksums."""
+"""Truncated, damaged and too large files are rejected, before memory is used for their pixels."""
 
 from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +14,13 @@ import tifffile
 from photographs import photograph
 from PIL import Image, ImageFile
 
-from paceline.core.errors import UserError
-from paceline.images.decode import BadImage, decode
-from paceline.images.deep import read_planes_header
+from paceline.images.decode import BadImage, TooLarge, decode, memory_limit, opened, unlimited
+from paceline.images.deep import image_size, read_planes_header
 from paceline.images.encode import read_image
 from paceline.images.rectangles import Box
-from paceline.images.regions.open_image import open_region_image
-from paceline.inference.generate import animation_frames
+from paceline.images.regions import open_region_image
 
 PHOTO = Image.fromarray(photograph("astronaut")).resize((96, 80))
-READERS: dict[str, Callable[[Path], object]] = {"decode": decode, "read_image": read_image}
 CONTAINERS = {  # Pillow's save options for each file name
     "a.png": {},
     "a.jpg": {},
@@ -39,37 +37,27 @@ CONTAINERS = {  # Pillow's save options for each file name
     "a.avif": {},
     "a.jp2": {},
 }
-# Only these have checksums. In other formats, a changed byte can yield a valid image with different pixels.
-CHECKED = ("a.png", "deflated.tif")
 
 
-def flip_a_bit(content: bytes, position: int) -> bytes:
-    return content[:position] + bytes([content[position] ^ 0x10]) + content[position + 1 :]
-
-
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("name", CHECKED)
-def test_a_flipped_bit_in_a_format_with_checksums_is_detected(name: str, reader: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["a.png", "deflated.tif"])  # the formats with checksums
+def test_a_flipped_bit_in_a_format_with_checksums_is_detected(name: str, tmp_path: Path) -> None:
     file = tmp_path / name
     PHOTO.save(file, **CONTAINERS[name])
     content = file.read_bytes()
-    first, last = (0, len(content)) if name == "a.png" else pixel_bytes(file)
+    first, last = 0, len(content)
+    if name == "deflated.tif":
+        with tifffile.TiffFile(file) as tiff:
+            first = tiff.pages.first.dataoffsets[0]
+            last = first + tiff.pages.first.databytecounts[0]
     for position in random.Random(0).sample(range(first, last), 60):
-        file.write_bytes(flip_a_bit(content, position))
-        with pytest.raises(BadImage):
-            READERS[reader](file)
+        file.write_bytes(content[:position] + bytes([content[position] ^ 0x10]) + content[position + 1 :])
+        for read in (decode, read_image):
+            with pytest.raises(BadImage):
+                read(file)
 
 
-def pixel_bytes(file: Path) -> tuple[int, int]:
-    """Return the byte range of a TIFF's first strip."""
-    with tifffile.TiffFile(file) as tiff:
-        page = tiff.pages.first
-        return page.dataoffsets[0], page.dataoffsets[0] + page.databytecounts[0]
-
-
-@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("name", CONTAINERS)
-def test_a_truncated_file_is_rejected_in_every_format(name: str, reader: str, tmp_path: Path) -> None:
+def test_a_truncated_file_is_rejected_in_every_format(name: str, tmp_path: Path) -> None:
     file = tmp_path / name
     try:
         PHOTO.save(file, **CONTAINERS[name])
@@ -78,30 +66,20 @@ def test_a_truncated_file_is_rejected_in_every_format(name: str, reader: str, tm
     content = file.read_bytes()
     for length in (0, 1, 20, *(len(content) * part // 10 for part in range(1, 10))):
         file.write_bytes(content[:length])
-        with pytest.raises(BadImage):
-            READERS[reader](file)
+        for read in (decode, read_image):
+            with pytest.raises(BadImage):
+                read(file)
 
 
-@pytest.mark.parametrize("reader", READERS)
-def test_a_tiff_whose_pixels_start_inside_its_header_is_rejected(reader: str, tmp_path: Path) -> None:
+def test_a_tiff_whose_pixels_start_inside_its_header_is_rejected(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", np.asarray(PHOTO), tile=(32, 32), photometric="rgb")
     with tifffile.TiffFile(tmp_path / "a.tif") as tiff:
         at = tiff.pages.first.tags["TileOffsets"].valueoffset
     content = (tmp_path / "a.tif").read_bytes()
     (tmp_path / "a.tif").write_bytes(content[: at + 8] + bytes(4) + content[at + 12 :])  # the third tile
-    with pytest.raises(BadImage, match="inside the header"):
-        READERS[reader](tmp_path / "a.tif")
-
-
-@pytest.mark.parametrize("compression", [None, "zlib"])
-def test_truncated_16_bit_colour_images_are_rejected(compression: str | None, tmp_path: Path) -> None:
-    file = tmp_path / "deep.tif"
-    tifffile.imwrite(file, np.asarray(PHOTO).astype(np.uint16) * 257, photometric="rgb", compression=compression)
-    content = file.read_bytes()
-    for part in range(1, 10):
-        file.write_bytes(content[: len(content) * part // 10])
-        with pytest.raises(BadImage):
-            read_image(file)
+    for read in (decode, read_image):
+        with pytest.raises(BadImage, match="inside the header"):
+            read(tmp_path / "a.tif")
 
 
 def test_a_png_needs_its_last_chunk_but_may_be_followed_by_other_bytes(tmp_path: Path) -> None:
@@ -120,21 +98,9 @@ def test_truncated_files_are_rejected_even_if_pillow_is_configured_to_accept_the
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     PHOTO.save(tmp_path / "a.jpg")
     (tmp_path / "a.jpg").write_bytes((tmp_path / "a.jpg").read_bytes()[:-500])
-    for read in READERS.values():
+    for read in (decode, read_image):
         with pytest.raises(BadImage):
             read(tmp_path / "a.jpg")
-
-
-def test_the_error_from_the_animation_command_names_the_damaged_sample_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("paceline.inference.generate.readable_config_of", lambda run: None)
-    (tmp_path / "samples").mkdir()
-    PHOTO.save(tmp_path / "samples" / "samples-100.png")
-    content = (tmp_path / "samples" / "samples-100.png").read_bytes()
-    (tmp_path / "samples" / "samples-100.png").write_bytes(flip_a_bit(content, len(content) // 2))
-    with pytest.raises(UserError, match=r"samples-100\.png: unreadable image"):
-        animation_frames([str(tmp_path)])
 
 
 def test_files_that_store_few_of_their_pixels_are_not_truncated(tmp_path) -> None:
@@ -151,15 +117,6 @@ def test_files_that_store_few_of_their_pixels_are_not_truncated(tmp_path) -> Non
     (tmp_path / "a.bmp").write_bytes(whole)
     for name in ("a.gif", "a.bmp"):
         assert decode(tmp_path / name).size == (width, height)
-
-
-def test_a_tiff_with_an_unsupported_compression_is_reported_with_a_remedy(tmp_path: Path) -> None:
-    path = tmp_path / "a.tif"
-    PHOTO.save(path, compression="tiff_lzw")
-    with tifffile.TiffFile(path, mode="r+") as file:
-        file.pages[0].tags["Compression"].overwrite(50001)  # WebP, which the content is not
-    with pytest.raises(BadImage, match=r"compression is not supported .*; save the image"):
-        decode(path)
 
 
 def test_a_tiff_without_a_width_is_reported_as_damaged_instead_of_as_a_failed_division(tmp_path: Path) -> None:
@@ -196,3 +153,93 @@ def test_a_tile_of_a_slide_that_ends_in_zeros_is_reported_instead_of_grey(share:
     path.write_bytes(content)
     with open_region_image(path) as slide:
         assert slide.read(0, Box(0, 0, 256, 256)).std() > 50
+
+
+SIDE_PX = 14_000  # 196 megapixels, above Pillow's own limit
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Large black images in small files."""
+    folder = tmp_path_factory.mktemp("large")
+    Image.new("1", (SIDE_PX, SIDE_PX)).save(folder / "a.png")
+    Image.new("L", (SIDE_PX, 6_400)).save(folder / "a.jpg", quality=5)
+    return {path.suffix: path for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg"])
+def test_a_large_image_is_limited_by_memory_instead_of_its_number_of_pixels(suffix, files, monkeypatch) -> None:
+    with pytest.raises(TooLarge, match="above the limit of 89 megapixels"):
+        decode(files[suffix])
+    monkeypatch.setattr("paceline.images.decode.free_host_bytes", lambda: 100_000_000)
+    allocated = []
+    monkeypatch.setattr(Image.core, "new", lambda *words: allocated.append(words))
+    for read in (read_image, lambda path: image_size(path, memory_limit)):
+        with pytest.raises(TooLarge) as rejected:
+            read(files[suffix])
+        name = {".png": "PNG", ".jpg": "JPEG"}[suffix]
+        expected = f"more than 70% of the 0.1 GB that is free, and {name} cannot be read by region"
+        assert expected in str(rejected.value)
+        assert str(rejected.value).endswith("save the image as a tiled TIFF, whose size is not limited")
+    assert not allocated
+    assert image_size(files[suffix], unlimited)[1] == SIDE_PX
+
+
+def test_a_file_that_is_too_short_for_its_pixels_is_rejected_before_they_are_allocated(tmp_path, monkeypatch) -> None:
+    header = struct.pack(">2I5B", 12_000, 12_000, 8, 2, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
+    parts = [struct.pack(">I", len(c)) + kind + c + struct.pack(">I", zlib.crc32(kind + c)) for kind, c in chunks]
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+    content = bytearray(jpeg_bytes(tmp_path))
+    at = content.index(b"\xff\xc0")
+    content[at + 5 : at + 9] = struct.pack(">2H", 30_000, 30_000)
+    (tmp_path / "a.jpg").write_bytes(content)
+    monkeypatch.setattr("paceline.images.decode.free_host_bytes", lambda: 10**12)
+    for name in ("a.png", "a.jpg"):
+        with pytest.raises(BadImage, match=r"truncated: [\d,]+ bytes cannot contain \d+ × \d+ pixels"):
+            read_image(tmp_path / name)
+
+
+def jpeg_bytes(folder: Path) -> bytes:
+    Image.new("L", (48, 48)).save(folder / "small.jpg")
+    return (folder / "small.jpg").read_bytes()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "LA", "I;16", "CMYK", "1"])
+def test_pixels_do_not_depend_on_the_strips_in_which_they_are_converted(mode, tmp_path, monkeypatch) -> None:
+    rng = np.random.default_rng(0)
+    if mode == "I;16":
+        image = Image.fromarray(rng.integers(0, 65536, (31, 17)).astype(np.uint16))
+    else:
+        image = Image.fromarray(rng.integers(0, 256, (31, 17, 4)).astype(np.uint8), "RGBA").convert(mode)
+    image.save(tmp_path / "a.tif")
+    whole = read_image(tmp_path / "a.tif")
+    monkeypatch.setattr("paceline.images.decode.STRIP_PX", 50)
+    strips = read_image(tmp_path / "a.tif")
+    assert np.array_equal(whole.pixels, strips.pixels) and whole.pixels.dtype == strips.pixels.dtype
+
+
+def test_the_free_memory_matters_only_for_images_above_the_limit(tmp_path, monkeypatch) -> None:
+    Image.new("L", (40, 30)).save(tmp_path / "a.png")
+    asked = []
+    monkeypatch.setattr("paceline.images.decode.free_host_bytes", lambda: asked.append(1) or 5000)
+    assert read_image(tmp_path / "a.png").pixels.shape == (30, 40, 1) and not asked
+    monkeypatch.setattr("paceline.images.decode.PIXEL_LIMIT", 1000)
+    with pytest.raises(TooLarge, match="more than 70%"):  # 3600 of 5000 bytes
+        read_image(tmp_path / "a.png")
+    with opened(tmp_path / "a.png", unlimited) as (image, _):
+        assert "for each of 3 processes" in memory_limit(image, 3)
+    monkeypatch.setattr("paceline.images.decode.free_host_bytes", lambda: 5200)
+    assert read_image(tmp_path / "a.png").pixels.shape == (30, 40, 1)
+
+
+def test_huge_images_are_decoded_one_at_a_time(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("paceline.images.decode.PIXEL_LIMIT", 1000)
+    Image.new("L", (40, 30)).save(tmp_path / "huge.png")
+    Image.new("L", (20, 30)).save(tmp_path / "small.png")
+    with ThreadPoolExecutor(2) as threads:
+        with opened(tmp_path / "huge.png", memory_limit):
+            waiting = threads.submit(read_image, tmp_path / "huge.png")
+            assert threads.submit(read_image, tmp_path / "small.png").result().pixels.shape == (30, 20, 1)
+            assert not waiting.done()
+        assert waiting.result().pixels.shape == (30, 40, 1)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import errno
+import io
 import shutil
 import struct
+import tempfile
+import zlib
 from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tifffile
+from photographs import photograph
 from PIL import ExifTags, Image, ImageCms
 
+from paceline.config.flags import SeparateTestFolder
 from paceline.images import encode
 from paceline.images.decode import BadImage, decode, upright_size
 from paceline.images.deep import Ome, read_planes_header
 from paceline.images.encode import Attachments, Encoding, read_image, write_image, write_png
+from paceline.images.readers import choose_reader
 
 DEEP = np.random.default_rng(0).integers(0, 65536, (20, 30, 4), dtype=np.uint16)
 TURNED = {
@@ -75,13 +81,6 @@ def test_the_fourth_channel_of_a_16_bit_tiff_is_read_as_the_file_declares(tmp_pa
     assert "16-bit colours were read as 8-bit" in found.note
 
 
-def test_premultiplied_16_bit_colours_are_divided_by_alpha_in_every_row(tmp_path: Path) -> None:
-    file, stored = tmp_path / "deep.tif", np.random.default_rng(0).integers(0, 65536, (150, 5, 4)).astype(np.uint16)
-    tifffile.imwrite(file, stored, photometric="rgb", extrasamples=["assocalpha"])
-    colours, alpha = stored[..., :3].astype(np.float64), np.maximum(stored[..., 3:], 1)
-    assert np.abs(read_image(file).pixels - np.minimum(colours * 65535 / alpha, 65535)).max() <= 1
-
-
 def test_colour_planes_and_pages_in_a_tiff_are_not_confused(tmp_path: Path) -> None:
     file = tmp_path / "planes.tif"
     narrow = DEEP[:, :3, :3]  # three columns and three channels, which are easily confused
@@ -113,11 +112,11 @@ def row_of_twelve_bits(*values: int) -> bytes:
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + listed + bytes(4) + row
 
 
-def test_a_16_bit_grey_png_with_transparency_is_read_as_8_bit_grey_with_a_note(tmp_path: Path) -> None:
+def test_a_16_bit_grey_png_with_transparency_is_read_as_8_bit_with_a_note(tmp_path: Path) -> None:
     file = tmp_path / "deep.png"
     write_png(file, DEEP[..., :2])
     found = read_image(file)
-    assert found.note == "16-bit grey and alpha channels were read as 8-bit"
+    assert found.note == "16-bit colours were read as 8-bit; use RGB TIFF to keep 16 bits"
     assert np.array_equal(found.pixels[..., 0], DEEP[..., 0] >> 8)
     assert found.alpha is not None and np.array_equal(np.asarray(found.alpha), DEEP[..., 1] >> 8)
 
@@ -210,7 +209,7 @@ def test_an_encoder_that_fails_on_a_full_disk_is_reported_as_such(kind, tmp_path
     def fail(*_: object) -> None:
         raise kind("encoder error -2 when writing image file")
 
-    monkeypatch.setitem(encode.WRITERS, ".tif", fail)
+    monkeypatch.setattr(encode, "_write", fail)
     with pytest.raises(kind, match="encoder error"):
         write_image(tmp_path / "a.tif", np.zeros((8, 8, 3), np.uint8))
     monkeypatch.setattr(encode.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 100, 0))
@@ -227,3 +226,120 @@ def test_a_tiff_page_with_several_slices_is_rejected_by_every_reader(byteorder, 
         for read in (read_image, read_planes_header):
             with pytest.raises(BadImage, match="several slices of a volume") if len(slices) > 1 else nullcontext():
                 read(file)
+
+
+@pytest.mark.parametrize("compression", [0, 1, 6])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 300, 3), (300, 1, 2), (257, 33, 3), (40, 50, 4)])
+def test_pillow_reads_the_same_pixels(shape, compression, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(encode, "BYTES_PER_BLOCK", 999)  # so that small images have several blocks
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    write_png(tmp_path / "made.png", pixels, compression=compression)
+    with Image.open(tmp_path / "made.png") as image:
+        assert np.array_equal(np.asarray(image).reshape(shape), pixels)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_16_bit_pixels_are_stored_in_full_depth(channels: int, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 65536, (31, 29, channels), dtype=np.uint16)
+    write_png(tmp_path / "made.png", pixels, compression=0)
+    content = (tmp_path / "made.png").read_bytes()
+    assert content[24] == 16  # bits per channel
+    start = content.index(b"IDAT") + 4
+    (length,) = np.frombuffer(content[start - 8 : start - 4], ">u4")
+    rows = zlib.decompressobj().decompress(content[start : start + int(length)])
+    stored = np.frombuffer(rows, np.uint8).reshape(31, -1)[:, 1:]  # without the filter types
+    assert np.array_equal(stored.copy().view(">u2").reshape(pixels.shape), pixels)
+
+
+def test_photographs_become_smaller_with_a_higher_compression_and_masks_are_always_small(tmp_path: Path) -> None:
+    photo, mask = photograph("astronaut"), np.zeros((400, 500, 3), np.uint8)
+    mask[100:300, 200:350] = 255
+    sizes = []
+    for pixels, compression in ((photo, 0), (photo, 1), (photo, 9), (mask, 1)):
+        write_png(tmp_path / "made.png", pixels, compression=compression)
+        sizes.append((tmp_path / "made.png").stat().st_size)
+    assert sizes[0] > 1.5 * sizes[1] > 1.5 * sizes[2] and sizes[3] < mask.nbytes / 100
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "made.png")), mask)
+
+
+LEVELS = np.arange(4 * 6 * 3, dtype=np.uint16).reshape(4, 6, 3) * 900
+
+
+def with_bits(content: bytes, bits: int) -> bytes:
+    """Return a JPEG 2000 file whose header states another number of bits per channel."""
+    at = content.index(b"\xff\x4f\xff\x51") + 42
+    return (
+        b"".join(
+            [content[:at], *(bytes([bits - 1, *content[at + 3 * one + 1 : at + 3 * one + 3]]) for one in range(3))]
+        )
+        + content[at + 9 :]
+    )
+
+
+def jpeg_2000(suffix: str) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray((LEVELS >> 8).astype(np.uint8)).save(stream, "JPEG2000", no_jp2=suffix == "j2k")
+    return with_bits(stream.getvalue(), 16)
+
+
+def png(channels: int) -> bytes:
+    with tempfile.NamedTemporaryFile(suffix=".png") as file:
+        write_png(Path(file.name), np.concatenate([LEVELS, LEVELS[..., :1]], axis=-1)[..., :channels])
+        return Path(file.name).read_bytes()
+
+
+LOSING_BITS = {
+    "colours.png": png(3),
+    "colours_and_alpha.png": png(4),
+    "a.ppm": b"P6\n6 4\n65535\n" + LEVELS.astype(">u2").tobytes(),
+    "twelve.ppm": b"P6 6 4 4095 " + (LEVELS >> 4).astype(">u2").tobytes(),
+    "a.jp2": jpeg_2000("jp2"),
+}
+
+
+@pytest.mark.parametrize("name", LOSING_BITS)
+def test_16_bit_colours_cause_a_note_and_are_not_read_as_16_bits(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_bytes(LOSING_BITS[name])
+    reader, notes = choose_reader([file], SeparateTestFolder())
+    assert reader.size(file) == (4, 6)
+    assert "16-bit images are read as 8-bit; use --set pixels=uint16 to keep" in " ".join(notes)
+    assert choose_reader([file], SeparateTestFolder(pixels="uint8")).notes == ()
+    reader = choose_reader([file], SeparateTestFolder(pixels="uint16")).reader
+    for read in (reader.size, reader.decode):
+        with pytest.raises(BadImage, match="with 16-bit colours or transparency can only be read as 8-bit"):
+            read(file)
+    if name.endswith("ppm"):
+        assert read_image(file).note == "16-bit colours were read as 8-bit; use RGB TIFF to keep 16 bits"
+        assert np.abs(np.asarray(decode(file)).astype(float) - LEVELS / 257).max() <= 1
+
+
+@pytest.mark.parametrize("header", [b"P5\n6 4\n65535\n", b"P5 6 4 4095\n"])
+def test_16_bit_grey_pgm_files_keep_their_bits_on_request_and_otherwise_cause_a_note(
+    header: bytes, tmp_path: Path
+) -> None:
+    white = int(header.split()[-1])
+    grey = LEVELS[..., 0] >> (4 if white == 4095 else 0)
+    (tmp_path / "a.pgm").write_bytes(header + grey.astype(">u2").tobytes())
+    notes = choose_reader([tmp_path / "a.pgm"], SeparateTestFolder()).notes
+    assert "16-bit images are read as 8-bit; use --set pixels=uint16" in " ".join(notes)
+    reader = choose_reader([tmp_path / "a.pgm"], SeparateTestFolder(pixels="uint16")).reader
+    pixels = reader.arrange(reader.decode(tmp_path / "a.pgm"), 0)
+    assert pixels.dtype == np.uint16 and np.abs(pixels[..., 0] - grey * (65535 / white)).max() < 1
+
+
+def test_8_bit_files_cause_no_note(tmp_path: Path) -> None:
+    for name in ("a.ppm", "a.pgm", "a.pbm", "a.jp2", "a.j2k", "a.png", "a.tif", "a.bmp"):
+        image = Image.fromarray((LEVELS >> 8).astype(np.uint8))
+        mode = {"a.pgm": "L", "a.pbm": "1"}.get(name, "RGB")
+        image.convert(mode).save(tmp_path / name)
+        assert choose_reader([tmp_path / name], SeparateTestFolder()).notes == (), name
+        assert read_image(tmp_path / name).note == "", name
+
+
+def test_a_jpeg_2000_file_without_pixels_causes_no_note_but_an_error(tmp_path: Path) -> None:
+    content = jpeg_2000("jp2")
+    at = content.index(b"jp2c")
+    (tmp_path / "a.jp2").write_bytes(content[: at - 4] + struct.pack(">I4s", 8, b"free"))
+    with pytest.raises(BadImage):
+        read_image(tmp_path / "a.jp2")

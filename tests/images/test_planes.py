@@ -5,13 +5,12 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import skimage
 import tifffile
 import torch
 from PIL import Image
@@ -21,7 +20,7 @@ from paceline.contracts.data_spec import PixelFormat
 from paceline.core.errors import UserError
 from paceline.data.stream import to_pixels
 from paceline.images.decode import BadImage
-from paceline.images.deep import DeepImage, read_deep, read_planes_header, to_format
+from paceline.images.deep import read_deep, read_planes_header, to_format
 from paceline.images.encode import Attachments, read_image, write_image
 from paceline.images.readers import EightBitReader, choose_reader, make_reader
 
@@ -50,7 +49,6 @@ WRITERS: dict[str, Callable[[Path, np.ndarray], Any]] = {
     "interleaved": lambda path, planes: tifffile.imwrite(path, np.moveaxis(planes, 0, -1), planarconfig="contig"),
     "separate": lambda path, planes: tifffile.imwrite(path, planes, planarconfig="separate"),
     "pillow_raw": lambda path, planes: with_pillow(path, planes, "raw"),
-    "pillow_lzw": lambda path, planes: with_pillow(path, planes, "tiff_lzw"),
 }
 
 
@@ -64,19 +62,10 @@ def test_the_planes_of_every_writer_become_channels(writer: str, tmp_path: Path)
     assert np.array_equal(read_deep(file).pixels, np.moveaxis(PLANES, 0, -1))
     assert np.array_equal(read_deep(file.read_bytes()).pixels, np.moveaxis(PLANES, 0, -1))
     assert np.array_equal(read_image(file, 5, SIXTEEN_BITS).pixels, np.moveaxis(PLANES, 0, -1))
-
-
-@pytest.mark.parametrize("writer", WRITERS)
-def test_a_truncated_file_is_never_read_as_fewer_planes(writer: str, tmp_path: Path) -> None:
-    file = tmp_path / "a.tif"
-    WRITERS[writer](file, PLANES)
     content = file.read_bytes()
-    for length in range(1, len(content), 53):
-        try:
-            found = read_deep(content[:length]).pixels
-        except BadImage:
-            continue
-        assert np.array_equal(found, np.moveaxis(PLANES, 0, -1)), f"read from {length} of {len(content)} bytes"
+    for length in range(1, len(content), 97):  # a truncated file is never read as fewer planes
+        with suppress(BadImage):
+            assert np.array_equal(read_deep(content[:length]).pixels, np.moveaxis(PLANES, 0, -1)), length
     with pytest.raises(BadImage):
         read_deep(content[: len(content) // 2])
 
@@ -86,50 +75,13 @@ def test_channels_with_a_compression_that_cannot_be_decoded_are_rejected_with_a_
 ) -> None:
     file = tmp_path / "a.tif"
     tifffile.imwrite(file, np.moveaxis(PLANES, 0, -1), planarconfig="contig", compression="zlib", metadata=None)
-    content = file.read_bytes()
-    damaged = bytearray(content)
-    damaged[-20:] = bytes(20)
-    with pytest.raises(BadImage):
-        read_deep(bytes(damaged))
-    entry = content.index(struct.pack("<HHII", 259, 3, 1, 8))  # the tag of the compression, whose value is deflate
-    for is_installed, remedy in (
-        (False, "save the image uncompressed .*or install imagecodecs"),
-        (True, "again, uncom"),
-    ):
-        monkeypatch.setattr("paceline.images.deep.is_installed", lambda _, found=is_installed: found)
-        with pytest.raises(BadImage, match=rf"LERC compression is not supported.*{remedy}"):
-            read_deep(content[:entry] + struct.pack("<HHII", 259, 3, 1, 34887) + content[entry + 12 :])
-    tifffile.imwrite(file, PLANES, photometric="minisblack", metadata=None)
     with tifffile.TiffFile(file, mode="r+") as pages:
-        for page in pages.pages:
-            page.tags["Compression"].overwrite(34887)
-    with pytest.raises(BadImage, match="LERC compression is not supported"):
-        read_deep(file)
-
-
-def test_floats_with_a_predictor_that_cannot_be_decoded_are_rejected_with_a_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("paceline.images.deep.is_installed", lambda _: False)
-    tifffile.imwrite(tmp_path / "a.tif", np.zeros((8, 8), np.float32), compression="zlib", metadata=None)
-    with tifffile.TiffFile(tmp_path / "a.tif", mode="r+") as file:
-        entry = file.pages.first.tags["Software"].offset
-    content = bytearray((tmp_path / "a.tif").read_bytes())
-    content[entry : entry + 12] = struct.pack("<HHII", 317, 3, 1, 3)  # the tag Predictor
-    monkeypatch.setattr("tifffile.TiffPageSeries.asarray", Mock(side_effect=ValueError))
-    (tmp_path / "a.tif").write_bytes(content)
-    with pytest.raises(
-        UserError, match=r"a\.tif: unreadable image \(predictor 3 needs .*install it, or use no predictor"
-    ):
-        choose_reader([tmp_path / "a.tif"], SeparateTestFolder())
-
-
-def test_a_stack_that_ships_with_scikit_image_is_read(tmp_path: Path) -> None:
-    file = Path(skimage.__file__).with_name("data") / "multipage.tif"
-    if not file.is_file():
-        pytest.skip("this version of scikit-image has no such file")
-    assert np.array_equal(read_deep(file).pixels, np.moveaxis(tifffile.imread(file), 0, -1))
-    assert read_deep(file).channels == 2
+        pages.pages.first.tags["Compression"].overwrite(34887)
+    for is_installed in (False, True):
+        monkeypatch.setattr("paceline.images.deep.is_installed", lambda _, found=is_installed: found)
+        remedy = "" if is_installed else ", or install imagecodecs"
+        with pytest.raises(BadImage, match=rf"LERC compression .*not supported; save the image .*predictor{remedy}$"):
+            read_deep(file)
 
 
 def test_pixels_that_expand_to_more_than_the_image_are_rejected(tmp_path: Path) -> None:
@@ -146,17 +98,6 @@ def test_pixels_that_expand_to_more_than_the_image_are_rejected(tmp_path: Path) 
         content[length_at : length_at + width] = min(len(bomb), 2 ** (8 * width) - 1).to_bytes(width, "little")
     with pytest.raises(BadImage, match="expand to more"):
         read_deep(bytes(content) + bomb)
-
-
-def test_a_list_of_pages_that_never_ends_is_rejected(tmp_path: Path) -> None:
-    file = tmp_path / "a.tif"
-    tifffile.imwrite(file, PLANES[0], metadata=None)
-    content = bytearray(file.read_bytes())
-    start = int.from_bytes(content[4:8], "little")
-    end = start + 2 + 12 * int.from_bytes(content[start : start + 2], "little")
-    content[end : end + 4] = content[4:8]  # the first page follows the first page
-    with pytest.raises(BadImage, match="does not end"):
-        read_deep(bytes(content))
 
 
 def unusable(path: Path, **options: Any) -> str:
@@ -181,21 +122,6 @@ def test_files_whose_planes_cannot_be_channels_are_rejected_with_the_reason(tmp_
         read_deep(file)
 
 
-def test_an_ome_tiff_with_planes_in_another_file_is_rejected(tmp_path: Path) -> None:
-    tifffile.imwrite(tmp_path / "b.ome.tif", PLANES[1:2], photometric="minisblack", metadata={"axes": "CYX"})
-    xml = (
-        '<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06"><Image ID="Image:0"><Pixels ID="Pixels:0" '
-        'DimensionOrder="XYCZT" Type="uint16" SizeX="9" SizeY="12" SizeC="2" SizeZ="1" SizeT="1">'
-        '<Channel ID="Channel:0:0" SamplesPerPixel="1"/><Channel ID="Channel:0:1" SamplesPerPixel="1"/>'
-        '<TiffData IFD="0" FirstC="0" PlaneCount="1"/><TiffData IFD="0" FirstC="1" PlaneCount="1">'
-        '<UUID FileName="b.ome.tif">urn:uuid:1</UUID></TiffData></Pixels></Image></OME>'
-    )
-    file = tmp_path / "a.ome.tif"
-    tifffile.imwrite(file, PLANES[0], photometric="minisblack", metadata=None, description=xml)
-    with pytest.raises(BadImage, match="not in the file"):
-        read_deep(file)
-
-
 def test_reduced_copies_and_single_images_are_not_stacks(tmp_path: Path) -> None:
     file = tmp_path / "a.tif"
     with tifffile.TiffWriter(file) as writer:
@@ -204,14 +130,6 @@ def test_reduced_copies_and_single_images_are_not_stacks(tmp_path: Path) -> None
     header = read_planes_header(file)
     assert header is not None and not header.is_stack and header.channels == 1
     assert np.array_equal(read_image(file, 1).pixels[..., 0], PLANES[0])
-
-
-def test_16_bit_colours_with_transparency_are_blended_over_white(tmp_path: Path) -> None:
-    pixels = np.zeros((4, 4, 4), np.uint16)
-    pixels[:2, :, 3] = 65535  # the upper half is opaque
-    tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="rgb", extrasamples=["unassalpha"])
-    found = read_deep(tmp_path / "a.tif").pixels
-    assert found.shape == (4, 4, 3) and not found[:2].any() and (found[2:] == 65535).all()
 
 
 def test_transparent_grey_images_are_blended_over_white_like_transparent_colours(tmp_path: Path) -> None:
@@ -321,21 +239,6 @@ def test_white_stays_white_between_8_and_16_bits() -> None:
     assert sixteen.max() == 65535 and np.array_equal(to_format(sixteen, PixelFormat()), eight)
 
 
-def test_resizing_many_channels_equals_resizing_each_channel() -> None:
-    pixels = np.moveaxis(PLANES, 0, -1)
-    whole = DeepImage(pixels).fitted(6, 6, SIXTEEN_BITS).pixels
-    each = [DeepImage(pixels[..., channel : channel + 1]).fitted(6, 6, SIXTEEN_BITS).pixels for channel in range(5)]
-    assert whole.shape == (6, 6, 5) and np.array_equal(whole, np.concatenate(each, axis=-1))
-
-
-@pytest.mark.parametrize("pixels", [PixelFormat(), SIXTEEN_BITS, FLOATS, PixelFormat("uint16", 100.0, 4095.0)])
-def test_stored_pixels_cover_the_range_of_the_format(pixels: PixelFormat) -> None:
-    made = to_pixels(torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0]), pixels).numpy()
-    assert made.dtype == pixels.dtype
-    assert made[[0, 1, 3, 4]].tolist() == [pixels.low, pixels.low, pixels.high, pixels.high]
-    assert abs(float(made[2]) - pixels.middle) <= 0.5
-
-
 def write_pages(file: Path, *levels: int, mode: str = "L") -> Path:
     first, *others = (Image.new("L", (8, 8), level).convert(mode) for level in levels)
     first.save(file, save_all=True, append_images=others)
@@ -357,7 +260,7 @@ def test_pages_that_become_channels_are_noted_unless_the_file_declares_channels(
         return " ".join(choose_reader([file], SeparateTestFolder()).notes)
 
     assert "3 pages are read as channels; use --set channels=1 to" in notes(write_pages(tmp_path / "3.tif", 1, 2, 3))
-    assert "5 pages are read as channels; use --set channels=1 or" in notes(write_pages(tmp_path / "5.tif", *range(5)))
+    assert "5 pages are read as channels; use --set channels=1 to" in notes(write_pages(tmp_path / "5.tif", *range(5)))
     WRITERS["pages"](tmp_path / "deep.tif", PLANES)
     assert notes(tmp_path / "deep.tif").endswith("its 5 pages are read as channels")  # 16 bits: all pages or an error
     WRITERS["ome"](tmp_path / "ome.tif", PLANES)

@@ -17,7 +17,6 @@ from paceline.models.unet import UNet
 
 NETWORKS = {
     "srresnet, residual": (lambda: SRResNet(2, width=4, num_blocks=2, norm="batch", output="residual"), 2),
-    "srresnet, tanh": (lambda: SRResNet(4, width=4, num_blocks=2, norm="none", output="tanh"), 4),
     "srresnet, shared": (lambda: SRResNet(8, width=4, num_blocks=3, shared=True), 8),
     "restoring srresnet": (lambda: SRResNet(1, width=4, num_blocks=2, norm="none", output="residual"), 1),
     "restoring u-net": (lambda: UNet(3, 4, 2), 1),
@@ -89,12 +88,6 @@ def select(images: Tensor) -> Tensor:
     return images + images[images > 0].sum()  # shapes depend on the values, so real values are traced
 
 
-def pool_by_eight(images: Tensor) -> Tensor:
-    height, width = images.shape[-2:]
-    small = F.adaptive_max_pool2d(images, (height // 8, width // 8))
-    return images * F.interpolate(small, (height, width), mode="nearest")
-
-
 def resize(images: Tensor) -> Tensor:
     small = F.max_pool2d(F.conv2d(images, torch.ones(3, 3, 3, 3), stride=2), 7, 3)
     return images * F.interpolate(small, images.shape[-2:], mode="bilinear")
@@ -106,7 +99,6 @@ OBSTACLES = {  # a network, why it cannot be tiled exactly, whether it reads the
     "BatchNorm in training mode": (SRResNet(1, width=4, num_blocks=1).train(), STATISTICS, False, 1),
     "mean": (lambda x: x * x.mean((2, 3), keepdim=True), "the network pools over the whole image", True, 1),
     "adaptive pooling": (lambda x: x * F.adaptive_avg_pool2d(x, 1), "whole image", True, 1),
-    "adaptive pooling to a size": (pool_by_eight, "whole image", True, 8),
     "norm": (lambda x: x / torch.linalg.vector_norm(x, dim=(2, 3), keepdim=True), "whole image", True, 1),
     "flip": (lambda x: x.flip(-1), "the receptive field of the operation 'flip' is not known", False, 1),
     "selection": (select, "not known", False, 1),

@@ -12,16 +12,15 @@ from running import TIMEOUT_SECONDS, processes_naming, wait_until
 
 from paceline import __version__
 from paceline.core.errors import UserError
-from paceline.launch import fork_server
-from paceline.launch.child import Child, failure_reason
-from paceline.launch.fork_server import ForkServers
+from paceline.launch import child
+from paceline.launch.child import Child, ForkServers, failure_reason
 
 
 @contextmanager
 def started(folder: Path) -> Iterator[ForkServers]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(fork_server, "MODULES", ())  # so that the server starts quickly
+        patch.setattr(child, "MODULES", ())  # so that the server starts quickly
         with ForkServers() as servers:
             yield servers
 
@@ -44,23 +43,20 @@ def end_of(child: Child) -> int:
     return int(code[0])
 
 
-def test_a_forked_command_writes_a_log_and_returns_its_exit_code(tmp_path: Path, shared: ForkServers) -> None:
-    good = Child(["--version"], tmp_path / "logs/good.txt", start=shared.start)
-    bad = Child(["train", "no-such-recipe"], tmp_path / "logs/bad.txt", start=shared.start)
-    assert (end_of(good), end_of(bad)) == (0, 2)
-    assert __version__ in (tmp_path / "logs/good.txt").read_text()
-    assert "no-such-recipe" in failure_reason(tmp_path / "logs/bad.txt")
-
-
-def test_a_missing_log_folder_and_a_command_that_has_just_ended_are_handled(
+def test_a_forked_command_writes_a_log_and_returns_its_exit_code(
     tmp_path: Path, shared: ForkServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(FileNotFoundError):
         shared.start(["--version"], tmp_path / "nowhere" / "log.txt", {})
-    child = Child(["--version"], tmp_path / "log.txt", start=shared.start)
-    wait_until(lambda: not Path(f"/proc/{child._process.pid}").exists())
-    monkeypatch.setattr(child, "poll", lambda: None)  # the command ends between this check and the signal
-    child.kill()
+    good = Child(["--version"], tmp_path / "logs/good.txt", start=shared.start)
+    bad = Child(["train", "no-such-recipe"], tmp_path / "logs/bad.txt", start=shared.start)
+    wait_until(lambda: not Path(f"/proc/{good._process.pid}").exists())
+    with monkeypatch.context() as patch:
+        patch.setattr(good, "poll", lambda: None)  # the command ends between this check and the signal
+        good.kill()
+    assert (end_of(good), end_of(bad)) == (0, 2)
+    assert __version__ in (tmp_path / "logs/good.txt").read_text()
+    assert "no-such-recipe" in failure_reason(tmp_path / "logs/bad.txt")
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ def log_of(folder: Path, rank: int) -> str:
     return (folder / "run" / "logs" / f"rank-{rank}.txt").read_text()
 
 
+@pytest.mark.slow
 def test_the_launcher_names_a_slow_rank_and_then_the_one_that_is_stopped(tmp_path: Path) -> None:
     # A slow rank is named after 60 steps.
     faults = ("--set", "fault=stop", "--set", "faulty_rank=1", "--set", "at=64", "--set", "slow_rank=0")
@@ -89,7 +90,10 @@ def test_a_rank_that_is_stopped_in_the_last_step_does_not_finish_the_run(faulty:
     running = faulty(name)
     assert running.wait() == 2
     assert f"paceline: rank {rank} did not arrive: rank {rank} is stopped" in running.stderr
-    assert "Traceback" not in running.stderr and "most recent call first" in log_of(running.folder, rank)
+    assert "Traceback" not in running.stderr
+    assert all("most recent call first" in log_of(running.folder, rank) for rank in (0, 1))
+    report = (running.folder / "run" / "logs" / "hang.txt").read_text()
+    assert f"rank {rank} is stopped" in report and "(--timeout 6)" in report and "classifier: " in report
     status = Status.of(running.folder / "run")
     assert status and status.state == "failed" and f"rank {rank} did not arrive" in status.reason
     assert not list((running.folder / "run").glob("checkpoints/0*"))

@@ -49,24 +49,21 @@ def slurm(*more: str) -> int:
 
 
 def test_a_slurm_job_passes_user_arguments_unchanged(here: Path) -> None:
-    assert slurm("--out", ODD, "--no-deterministic", "--set", "save_every=3 steps", "--set", "few_images=allow") == 0
+    odd = ("--no-deterministic", "--set", "save_every=3 steps", "--set", "few_images=allow")
+    assert slurm("--out", ODD, *odd, "--cpus-per-node", "6") == 0
     subprocess.run(["bash", here / ODD / "launch" / "slurm.sh"], check=True, timeout=30)
     words = (here / "words").read_text().split("\0")[:-1]
     assert words[:4] == ["-m", "paceline", "train", "classification"]
-    assert "-P" in (here / "options").read_text().splitlines(), "random.py in the current folder is not imported"
+    options = (here / "options").read_text().splitlines()
+    assert "-P" in options, "random.py in the current folder is not imported"
+    assert "--cpus-per-task=6" in options
+    assert "#SBATCH --cpus-per-task=6\n" in (here / ODD / "launch" / "slurm.sh").read_text()
     assert words[words.index("--out") + 1] == ODD
     assert words[words.index("--set") + 1] == "save_every=3 steps"
     assert "--no-deterministic" in words
     assert words[-6:-1] == ["--devices", "3", "--nnodes", "2", "--rdzv"]
     assert words[-1] == f"{os.uname().nodename}:{10000 + 7919 * 12345 % 10000}"
     assert not list(here.rglob("pwned"))
-
-
-def test_each_launcher_of_a_slurm_job_gets_the_requested_cores(here: Path) -> None:
-    assert slurm("--out", "run", "--cpus-per-node", "6") == 0
-    subprocess.run(["bash", "run/launch/slurm.sh"], check=True, timeout=30)
-    assert "--cpus-per-task=6" in (here / "options").read_text().splitlines()
-    assert "#SBATCH --cpus-per-task=6\n" in (here / "run" / "launch" / "slurm.sh").read_text()
 
 
 def run_and_stop(here: Path, number: signal.Signals, **variables: str) -> tuple[int, str]:
@@ -100,51 +97,48 @@ def test_a_job_forwards_a_stop_signal_and_is_requeued(
     assert (here / "scontrol").read_text().splitlines()[0] == "requeue 12345"
 
 
-def test_a_job_that_the_user_cancels_is_not_requeued(here: Path) -> None:
+def test_a_job_that_the_user_cancels_or_with_no_requeue_is_not_requeued(here: Path) -> None:
     code, output = run_and_stop(here, signal.SIGTERM, STATE="COMPLETING")
     assert code == 75 and "requeued" not in output
     assert not (here / "scontrol").exists()
-
-
-def test_a_job_with_no_requeue_is_not_requeued(here: Path) -> None:
     assert slurm("--out", "run", "--no-requeue") == 0
     script = (here / "run" / "launch" / "slurm.sh").read_text()
     assert "#SBATCH --no-requeue" in script and "scontrol" not in script
 
 
-@pytest.mark.parametrize(
-    ("flags", "complaint"),
-    [
-        (("--time", "soon"), "--time soon"),
-        (("--partition", "a; touch pwned"), "--partition 'a; touch pwned'"),
-        (("--account", "a b"), "--account 'a b'"),
-        (("--nodes", "0"), "'--nodes'"),
-        (("--cpus-per-node", "-2"), "--cpus-per-node -2: must be at least 0"),
-        (("--gpus-per-node", "2"), "--devices 3: differs from --gpus-per-node 2; use only --gpus-per-node"),
-        (("--nnodes", "3"), "--nnodes 3: differs from --nodes 2; use only --nodes"),
-        (("--nnodes", "1"), "--nnodes 1: differs from --nodes 2"),
-        (("--nnodes", "1:2"), "--nnodes 1:2: differs from --nodes 2"),
-        (("--set", "nnodes=3"), "--nnodes 3: differs from --nodes 2"),
-        (("--rdzv", "host:1"), "--rdzv host:1: launch sets the rendezvous, on the first host; leave it out"),
-        (("--set", "rdzv=host:1"), "--rdzv host:1: launch sets"),
-        (("--gpus", "0,1"), "--gpus 0,1: differs from the number of devices per host, 3"),
-        (("--name", "a/b"), "--name a/b: must not be a path"),
-        (("--batch-size", "4"), "batch"),
-        (("--strategy", "single"), "--strategy single: runs in a single process; use ddp, fsdp or lightning"),
-        (("--out", "a\nb"), "line breaks"),
-        (("--data-root", "https://me:secret@host/"), "a credential"),
-        (("--submit",), "sinfo: SLURM is not installed on this machine"),
-    ],
-)
+ERRORS = {
+    "--time soon": "--time soon",
+    "--partition 'a; touch pwned'": "--partition 'a; touch pwned'",
+    "--account 'a b'": "--account 'a b'",
+    "--nodes 0": "'--nodes'",
+    "--cpus-per-node -2": "--cpus-per-node -2: must be at least 0",
+    "--gpus-per-node 2": "--devices 3: differs from --gpus-per-node 2; use only --gpus-per-node",
+    "--nnodes 3": "--nnodes 3: differs from --nodes 2; use only --nodes",
+    "--nnodes 1": "--nnodes 1: differs from --nodes 2",
+    "--nnodes 1:2": "--nnodes 1:2: differs from --nodes 2",
+    "--set nnodes=3": "--nnodes 3: differs from --nodes 2",
+    "--rdzv host:1": "--rdzv host:1: launch sets the rendezvous, on the first host; leave it out",
+    "--set rdzv=host:1": "--rdzv host:1: launch sets",
+    "--gpus 0,1": "--gpus 0,1: differs from the number of devices per host, 3",
+    "--name a/b": "--name a/b: must not be a path",
+    "--batch-size 4": "batch",
+    "--strategy single": "--strategy single: runs in a single process; use ddp, fsdp or lightning",
+    "--out 'a\nb'": "line breaks",
+    "--data-root https://me:secret@host/": "a credential",
+    "--submit": "sinfo: SLURM is not installed on this machine",
+}
+
+
+@pytest.mark.parametrize(("words", "complaint"), ERRORS.items())
 def test_invalid_options_are_rejected_in_one_line(
     here: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    flags: tuple[str, ...],
+    words: str,
     complaint: str,
 ) -> None:
     monkeypatch.setenv("PATH", str(here / "tools"))
-    assert slurm(*flags) == 2
+    assert slurm(*shlex.split(words)) == 2
     line = capsys.readouterr().err
     assert complaint in line and len(line.splitlines()) == 1 and "secret" not in line
     assert not (here / "runs").exists()
@@ -174,19 +168,23 @@ def test_launch_torchrun_prints_the_command_for_each_host(here: Path, capsys: py
         assert words[-6:] == ["--devices", "4", "--nnodes", "2", "--rdzv", "a:29400"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "complaint"),
-    [
-        (("--nnodes", "3"), "--nnodes 3: differs from --hosts 2; use only --hosts"),
-        (("--set", "nnodes=1"), "--nnodes 1: differs from --hosts 2"),
-        (("--rdzv", "a:1"), "--rdzv a:1: launch sets the rendezvous"),
-        (("--gpus", "0,1", "--devices", "4"), "--gpus 0,1: differs from the number of devices per host, 4"),
-    ],
-)
-def test_launch_torchrun_rejects_flags_that_contradict_the_hosts(
-    here: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], complaint: str
+TORCHRUN_ERRORS = {
+    "a,b --nnodes 3": "--nnodes 3: differs from --hosts 2; use only --hosts",
+    "a,b --set nnodes=1": "--nnodes 1: differs from --hosts 2",
+    "a,b --rdzv a:1": "--rdzv a:1: launch sets the rendezvous",
+    "a,b --gpus 0,1 --devices 4": "--gpus 0,1: differs from the number of devices per host, 4",
+    "a,,b": "--hosts: '' is not a host name",
+    "a,a": "--hosts: a host is listed twice",
+    "'a b,c'": "--hosts: 'a b' is not a host name",
+    "'$(touch pwned),b'": "--hosts: '$(touch pwned)' is not a host name",
+}
+
+
+@pytest.mark.parametrize(("words", "complaint"), TORCHRUN_ERRORS.items())
+def test_launch_torchrun_rejects_bad_hosts_and_flags_that_contradict_them(
+    here: Path, capsys: pytest.CaptureFixture[str], words: str, complaint: str
 ) -> None:
-    assert run(["launch", "torchrun", "classification", "--hosts", "a,b", *flags]) == 2
+    assert run(["launch", "torchrun", "classification", "--hosts", *shlex.split(words)]) == 2
     assert complaint in capsys.readouterr().err
 
 
@@ -202,23 +200,7 @@ def test_the_name_of_a_launched_run_selects_its_folder_and_agreeing_flags_are_ac
     assert printed.count("--out runs/mine ") == printed.count("--devices 2 ") == 2
 
 
-@pytest.mark.parametrize("hosts", ["a,,b", "a,a", "a b,c", "$(touch pwned),b"])
-def test_invalid_hosts_are_rejected(here: Path, capsys: pytest.CaptureFixture[str], hosts: str) -> None:
-    assert run(["launch", "torchrun", "classification", "--hosts", hosts]) == 2
-    assert "--hosts" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("My Run", "my-run"),
-        ("../../etc", "etc"),
-        ("$(x)", "x"),
-        ("7", "run-7"),
-        ("", "run"),
-        ("a" * 99, "a" * 40),
-        ("7" * 99, "run-" + "7" * 36),
-    ],
-)
-def test_any_text_is_converted_to_a_valid_job_name(text: str, name: str) -> None:
-    assert plain_name(text) == name
+def test_any_text_is_converted_to_a_valid_job_name() -> None:
+    names = {"My Run": "my-run", "../../etc": "etc", "$(x)": "x", "7": "run-7", "": "run", "a" * 99: "a" * 40}
+    names["7" * 99] = "run-" + "7" * 36
+    assert {text: plain_name(text) for text in names} == names

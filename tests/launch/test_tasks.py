@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import task_functions
 from task_functions import end_with, interrupt_one, note_sum, outer, raise_user_error
 
 from paceline.commands.configure import configure
+from paceline.config.files import to_toml
 from paceline.config.resolve import Config
-from paceline.core.errors import UserError
+from paceline.launch import worker
 from paceline.launch.tasks import Task, run_in_processes
 
 TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
@@ -39,12 +41,6 @@ def test_the_exit_code_of_a_task_is_returned(config: Config, capfd: pytest.Captu
     assert "ended with exit code 3" in capfd.readouterr().err
 
 
-def test_a_user_error_in_one_process_is_reported_once(config: Config, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError, match=r"^--data \d+: is of no use; give another$"):
-        run_in_processes(Task.of(raise_user_error, 1), config)
-    assert "Traceback" not in capfd.readouterr().err
-
-
 def test_an_interrupted_process_ends_the_others(
     config: Config, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -53,48 +49,45 @@ def test_an_interrupted_process_ends_the_others(
     assert not any(tmp_path.iterdir())
 
 
-def test_a_task_with_an_unknown_function_fails(config: Config, capfd: pytest.CaptureFixture[str]) -> None:
-    unknown = Task(task_functions.__name__, "nothing", "[[], {}]")
-    with pytest.raises(LookupError, match=r"task_functions\.nothing: no such function"):
-        unknown.run(config)
-    assert run_in_processes(unknown, config.with_run(devices=1)) == 1
-    assert "LookupError: task_functions.nothing: no such function" in capfd.readouterr().err
-
-
 def test_a_function_that_other_processes_cannot_import_is_rejected_as_a_task() -> None:
     function: Any = outer()
     with pytest.raises(ValueError, match=r"outer\.<locals>\.inner: a task must be a function that other processes can"):
         Task.of(function)
 
 
-def test_a_user_error_without_a_launcher_is_printed_and_exits_with_code_2(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from paceline.config.files import to_toml
-    from paceline.launch import worker
-
+@pytest.fixture
+def start_worker(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Task], int]:
+    """Return a function that runs a task in this process, without a launcher."""
     file = tmp_path / "config.toml"
     file.write_text(to_toml(config.with_run(devices=1).values(), {}))
-    task = Task.of(raise_user_error, 0)
-    monkeypatch.setattr("sys.argv", ["worker", *task, TINY, str(file)])
-    assert worker.main() == 2
+
+    def start(task: Task) -> int:
+        monkeypatch.setattr("sys.argv", ["worker", *task, TINY, str(file)])
+        return worker.main()
+
+    return start
+
+
+UNKNOWN = Task(task_functions.__name__, "nothing", "[[], {}]")
+
+
+def test_a_failed_worker_without_a_launcher_prints_the_reason(
+    start_worker: Callable[[Task], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert start_worker(Task.of(raise_user_error, 0)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("--data ") and line.endswith("give another")
+    assert start_worker(UNKNOWN) == 1
+    assert "LookupError: task_functions.nothing: no such function" in capsys.readouterr().err
 
 
 def test_an_interrupt_while_a_failed_worker_waits_for_the_reason_prints_no_traceback(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    start_worker: Callable[[Task], int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from paceline.config.files import to_toml
-    from paceline.launch import worker
-
-    file = tmp_path / "config.toml"
-    file.write_text(to_toml(config.with_run(devices=1).values(), {}))
-    monkeypatch.setattr("sys.argv", ["worker", "task_functions", "nothing", "[[], {}]", TINY, str(file)])
     monkeypatch.setattr(worker, "user_error_was_reported", lambda: signal.raise_signal(signal.SIGINT))
     if (process := os.fork()) == 0:
         try:
-            worker.main()
+            start_worker(UNKNOWN)
         finally:
             os._exit(99)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == worker.INTERRUPTED

@@ -1,15 +1,25 @@
-"""VGG19 features equal those from torchvision, and the network is frozen and not part of the recipe's weights."""
+"""VGG19 features equal those from torchvision, and LPIPS its package; both are frozen and not part of the weights."""
 
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 from torch import nn
-from torchvision.models import vgg19
+from torchvision.models import alexnet, vgg19
 
 from paceline.core.errors import UserError
-from paceline.models.features import CONVOLUTIONS_PER_STAGE, IMAGENET_MEAN, IMAGENET_STD, Features
+from paceline.models import features
+from paceline.models.features import (
+    CONVOLUTIONS_PER_STAGE,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Features,
+    check_lpips,
+    lpips_loss,
+)
 
 WIDTHS = (2, 2, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6)
 IMAGES = torch.rand(2, 3, 40, 48, generator=torch.Generator().manual_seed(0)) * 2 - 1
@@ -53,13 +63,10 @@ def test_images_too_small_for_the_pooling_layers_are_rejected():
 @pytest.mark.parametrize(("layer", "modules"), [("conv5_4", 35), ("relu5_4", 36), ("relu1_2", 4), ("conv3_1", 11)])
 def test_features_equal_those_from_the_torchvision_layers(tmp_path, file, layer, modules):
     network = layers()
-    path = saved(tmp_path, {f"features.{name}": tensor for name, tensor in network.state_dict().items()}, file)
-    torch.testing.assert_close(Features(path, layer)(IMAGES), network[:modules](normalised(IMAGES)))
-
-
-def test_vgg_parameters_loaded_from_a_file_are_frozen(tmp_path):
-    path = saved(tmp_path, dict(layers().named_parameters(prefix="features")), "vgg.pth")
-    assert not Features(path, "conv1_2")(IMAGES).requires_grad
+    path = saved(tmp_path, {f"features.{name}": tensor for name, tensor in network.named_parameters()}, file)
+    found = Features(path, layer)(IMAGES)
+    torch.testing.assert_close(found, network[:modules](normalised(IMAGES)))
+    assert not found.requires_grad
 
 
 def test_vgg_layers_are_numbered_as_in_torchvision():
@@ -80,8 +87,8 @@ def test_a_rescaled_vgg_file_whose_first_layer_converts_colours_is_supported(tmp
         if isinstance(module, nn.Conv2d):
             number = next(numbers)
             tensors |= {f"{number}.{name}": tensor for name, tensor in module.state_dict().items()}
-    features = Features(saved(tmp_path, tensors, "rescaled.pth"), "conv4_2")
-    torch.testing.assert_close(features(IMAGES), network[:22](colours((IMAGES + 1) / 2)))
+    found = Features(saved(tmp_path, tensors, "rescaled.pth"), "conv4_2")(IMAGES)
+    torch.testing.assert_close(found, network[:22](colours((IMAGES + 1) / 2)))
 
 
 def test_only_the_image_gets_a_gradient_and_vgg_weights_are_not_in_the_state_dict():
@@ -109,15 +116,12 @@ def test_vgg_weights_are_shared_and_features_have_the_dtype_of_the_images():
     torch.testing.assert_close(half.float(), second(IMAGES), atol=0.2, rtol=0.1)
 
 
-def test_several_vgg_layers_are_computed_in_one_pass():
+def test_several_vgg_layers_are_computed_in_one_pass_and_grey_images_have_three_equal_channels():
     names = ("conv2_2", "relu1_2", "conv3_4")
     for name, found in zip(names, Features("random", *names).all(IMAGES), strict=True):
         assert torch.equal(found, Features("random", name)(IMAGES))
-
-
-def test_grey_images_are_repeated_to_three_channels():
-    features = Features("random", "relu2_2")
-    assert torch.equal(features(IMAGES[:, :1]), features(IMAGES[:, :1].expand(-1, 3, -1, -1)))
+    grey = Features("random", "relu2_2")(IMAGES[:, :1])
+    assert torch.equal(grey, Features("random", "relu2_2")(IMAGES[:, :1].expand(-1, 3, -1, -1)))
 
 
 def test_unusable_vgg_files_are_reported(tmp_path):
@@ -144,3 +148,40 @@ def test_unusable_vgg_files_are_reported(tmp_path):
     for path, message in cases.items():
         with pytest.raises(UserError, match=message):
             Features(path)(IMAGES)
+
+
+@pytest.fixture
+def random_alexnet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Store random weights where torchvision looks for AlexNet's weights before it downloads them."""
+    folder = tmp_path / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    torch.manual_seed(0)
+    torch.save(alexnet().state_dict(), folder / "alexnet-owt-7be5be79.pth")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    for cached in (features.load_lpips, features._lpips_on):
+        cached.cache_clear()
+    yield
+    for cached in (features.load_lpips, features._lpips_on):
+        cached.cache_clear()
+
+
+@pytest.mark.extras
+@pytest.mark.usefixtures("random_alexnet")
+def test_the_lpips_loss_is_the_mean_of_the_package_and_has_gradients():
+    lpips = pytest.importorskip("lpips")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a command would print them
+        check_lpips()
+    generator = torch.Generator().manual_seed(1)
+    made, target = (torch.rand(3, 3, 64, 64, generator=generator) * 2 - 1 for _ in range(2))
+    made.requires_grad_(True)
+    loss = lpips_loss(made, target)
+    package = lpips.LPIPS(net="alex", verbose=False).eval()
+    pairs = zip(made, target, strict=True)
+    torch.testing.assert_close(loss, torch.cat([package(a[None], b[None]) for a, b in pairs]).mean())
+    loss.backward()
+    assert made.grad is not None and made.grad.abs().sum() > 0
+    assert lpips_loss(target, target).item() == 0
+    assert not any(parameter.requires_grad for parameter in features.load_lpips().parameters())
+    grey = lpips_loss(made[:, :1].detach().double(), target[:, :1].double())
+    assert grey.dtype == torch.float64 and grey > 0

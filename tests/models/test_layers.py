@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.models.adapters import ChannelNorm, fuse_channel_norms
-from paceline.models.layers import FromOnePixel, ToFewChannels, ToOnePixel
+from paceline.models.layers import ChannelNorm, FromOnePixel, ToFewChannels, ToOnePixel, fuse_channel_norms
 
 Replacement = FromOnePixel | ToOnePixel | ToFewChannels
 LAYERS: list[tuple[Replacement, tuple[int, ...], Callable[..., Tensor]]] = [

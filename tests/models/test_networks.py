@@ -47,15 +47,9 @@ def fail() -> None:
     raise TypeError("first line\nsecond line")
 
 
-def test_an_unknown_argument_is_reported_with_the_closest_names() -> None:
-    with pytest.raises(UserError, match=r"^network_args\.drop_pth_rate: timm:x has no such argument; did you mean dr"):
-        choose("timm:x", drop_pth_rate=0.1).build(fail, lambda: {"drop_path_rate", "depths"})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("known", [set(), {"depths"}])
-def test_an_argument_with_a_bad_value_is_one_line_with_the_arguments(known: set[str]) -> None:
+def test_an_argument_with_a_bad_value_is_one_line_with_the_arguments() -> None:
     with pytest.raises(UserError) as caught:
-        choose("timm:x", depths="many").build(fail, lambda: known)  # type: ignore[arg-type]
+        choose("timm:x", depths="many").build(fail)  # type: ignore[arg-type]
     assert "depths=many (TypeError: first line second line)" in str(caught.value) and "\n" not in str(caught.value)
 
 

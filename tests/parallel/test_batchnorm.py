@@ -9,10 +9,22 @@ import torch
 from torch import nn
 
 from paceline.models.resnet import ResNet
-from paceline.parallel.batchnorm import SynchronizedBatchNorm, leave_batchnorm_eager, synchronize
+from paceline.parallel import batchnorm
+from paceline.parallel.batchnorm import SynchronizedBatchNorm, leave_batchnorm_eager, sum_over_processes, synchronize
 from paceline.parallel.torch_internals import local_collectives
 
 pytestmark = pytest.mark.usefixtures("one_process")
+
+
+def test_batchnorm_keeps_the_dtype_names_and_values_of_the_module_it_replaces() -> None:
+    plain = nn.BatchNorm2d(3).bfloat16().eval()
+    before = {name: value.clone() for name, value in plain.state_dict().items()}
+    norm = synchronize(plain, ours=True)
+    assert not norm.training and norm.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
+    normal = norm.train()(torch.randn(4, 3, 5, 5).bfloat16())
+    normal.float().square().sum().backward()
+    assert normal.dtype == norm.weight.grad.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (10.0, 0.01), (100.1, 0.0), (300.0, 0.1), (1000.0, 1.0)])
@@ -90,13 +102,6 @@ def test_batchnorm_can_be_frozen_between_the_forward_pass_and_the_second_derivat
     torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
 
 
-def test_batchnorm_works_with_half_precision_weights() -> None:
-    norm = synchronize(nn.BatchNorm2d(3).bfloat16(), ours=True)
-    normal = norm(torch.randn(4, 3, 5, 5).bfloat16())
-    normal.float().square().sum().backward()
-    assert normal.dtype == norm.weight.grad.dtype == torch.bfloat16
-
-
 def test_the_output_of_batchnorm_may_be_modified_in_place_but_not_its_input() -> None:
     norm = synchronize(nn.BatchNorm2d(3), ours=True)
     images = torch.randn(4, 3, 5, 5, requires_grad=True)
@@ -106,14 +111,6 @@ def test_the_output_of_batchnorm_may_be_modified_in_place_but_not_its_input() ->
     doubled.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         normal.square().sum().backward()
-
-
-def test_batchnorm_keeps_the_names_and_values_of_the_module_it_replaces() -> None:
-    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)).eval()
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    after = synchronize(network, ours=True)
-    assert not after[1].training and after.state_dict().keys() == before.keys()
-    assert all(torch.equal(value, before[name]) for name, value in after.state_dict().items())
 
 
 class NormThenActivation(nn.BatchNorm2d):
@@ -205,3 +202,15 @@ def test_a_batchnorm_with_several_names_is_synchronised_under_each_of_them(ours:
     assert isinstance(network.first, SynchronizedBatchNorm if ours else nn.SyncBatchNorm)
     assert network.first is network.second is other.third
     network.eval().first(torch.randn(2, 3, 4, 4))
+
+
+def test_a_sum_across_processes_has_no_gradient() -> None:
+    assert not sum_over_processes(torch.ones(2, requires_grad=True)).requires_grad
+
+
+@pytest.mark.parametrize("few_bytes", [0, 2**16])
+def test_a_sum_across_processes_keeps_the_shape_and_dtype(few_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batchnorm, "SMALL_BYTES", few_bytes)
+    for own in (torch.tensor(2), torch.tensor([1, 2], dtype=torch.int32), torch.rand(2, 3), torch.zeros(0)):
+        total = sum_over_processes(own.clone())
+        assert total.dtype == own.dtype and torch.equal(total, own)

@@ -47,23 +47,10 @@ def test_a_shape_is_captured_after_some_eager_calls_and_other_shapes_stay_eager(
     assert function(batch(2))["replayed"] == 8
     assert function(batch(3)).keys() == {"image"}
     assert function({"image": torch.ones(2, 4, dtype=torch.float64)}).keys() == {"image"}
-
-
-@pytest.mark.usefixtures("without_cuda")
-def test_inputs_that_are_too_large_are_never_captured() -> None:
-    function = GraphedFunction(double, CPU)
-    assert all(function(batch(2), capture=False).keys() == {"image"} for _ in range(2 * EAGER_CALLS))
-
-
-@pytest.mark.usefixtures("without_cuda")
-def test_graphs_are_captured_again_after_the_weights_have_moved() -> None:
-    function = GraphedFunction(double, CPU)
-    results = [function(batch(2)) for _ in range(EAGER_CALLS + 1)]
-    assert results[-1].keys() == {"replayed"}
+    assert all(function(batch(5), capture=False).keys() == {"image"} for _ in range(2 * EAGER_CALLS)), "too large"
     first = next(iter(function._graphs.values()))
-    function.clear()
-    assert function(batch(2)).keys() == {"replayed"}
-    assert next(iter(function._graphs.values())) is not first
+    function.clear()  # the weights have moved
+    assert function(batch(2)).keys() == {"replayed"} and next(iter(function._graphs.values())) is not first
 
 
 @pytest.mark.usefixtures("without_cuda")

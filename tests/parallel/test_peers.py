@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 from running import Running, start_function_in_ranks, start_ranks, wait_until
 
-from paceline.parallel import peers
+from paceline.parallel import group as peers
 from paceline.runs.status import Status
 
 SHORT = ("--images", "64", "--strategy", "ddp", "--accelerator", "cpu")
@@ -46,7 +46,7 @@ def train_with_a_wrong_path(wrong: int, words: tuple[str, ...]) -> int:
     return run([*words, *(("--data-root", "missing") if int(os.environ["RANK"]) == wrong else ())])
 
 
-@pytest.mark.parametrize("wrong", [0, 1])
+@pytest.mark.parametrize("wrong", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_rank_that_cannot_open_its_data_is_named_by_the_others(tmp_path: Path, tiny: str, wrong: int) -> None:
     words = ("train", tiny, *SHORT, "--data", "folder", "--data-root", "images", "--out", "run", "--set", "size=8")
     from PIL import Image
@@ -83,7 +83,7 @@ def hang_or_fail() -> int:
     """Simulate an NCCL collective operation, which keeps waiting for a lost rank."""
     from paceline.config.settings import RunSettings
     from paceline.core.errors import UserError
-    from paceline.parallel import peers
+    from paceline.parallel import group as peers
     from paceline.parallel.world import join
 
     peers.GRACE_SECONDS = 0.5

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from paceline.core.errors import UserError
-from paceline.parallel.place import Place, meeting_point, place_from, serve_store, slurm_rendezvous
+from paceline.parallel.group import Place, meeting_point, place_from, serve_store, slurm_rendezvous
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}
 SRUN = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import threading
 from typing import get_args
 
 import pytest
-import safetensors.torch
-from running import start_function_in_ranks
-from sharded import trace_all
 
 from paceline.commands.configure import configure
-from paceline.commands.verify import compare, differences
+from paceline.commands.verify import differences
 from paceline.core.registry import load_class, names
-from paceline.parallel.strategy import Feature, Strategy, why_unavailable
+from paceline.parallel.strategies.dp import ReplicaThreads
+from paceline.parallel.strategy import Feature, Strategy, strategy_name, why_unavailable
 
 NAMES = names("strategy")
 
@@ -35,14 +33,47 @@ def test_a_strategy_on_one_device_produces_the_same_weights_as_a_single_process(
     assert found and all(one.ok for one in found)
 
 
-def test_modules_with_several_names_train_on_two_devices_as_on_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("requested", "accelerator", "found"),
+    [
+        (("auto", 1), "cpu", ("single", 1)),
+        (("auto", 2), "cpu", ("ddp", 2)),
+        (("dp", 2), "cpu", ("single", 1)),
+        (("dp", 2), "cuda", ("dp", 2)),
+        (("lightning", 2), "cpu", ("lightning", 2)),
+    ],
+)
+def test_auto_chooses_a_strategy_and_dp_on_a_cpu_is_replaced_by_single(
+    requested: tuple[str, int], accelerator: str, found: tuple[str, int]
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # as in the ranks: recipes read images in ./data, if there are any
-    cases = {"shared": (str(Path(__file__).parents[1] / "shared_modules.py"), {})}
-    trace_all(str(tmp_path), cases, "single", 3)
-    ranks = start_function_in_ranks(tmp_path, 2, trace_all, str(tmp_path), cases, "ddp", 3)
-    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stdout + ranks[0].stderr
-    traces = {name: safetensors.torch.load_file(tmp_path / f"shared.{name}") for name in ("single", "ddp")}
-    found = compare(traces, tolerance=1e-9)
-    assert found and all(one.ok for one in found), found
+    assert strategy_name(*requested, accelerator) == found
+
+
+def test_a_replica_runs_in_the_same_thread_in_every_step() -> None:
+    threads = ReplicaThreads(2)
+    both = threading.Barrier(2, timeout=30)
+
+    def name() -> str:
+        both.wait()  # passes only if two threads run concurrently
+        return threading.current_thread().name
+
+    steps = [threads.run([name, name]) for _ in range(3)]
+    assert steps[0] == steps[1] == steps[2] and len(set(steps[0])) == 2
+    assert threading.current_thread().name not in steps[0]
+    assert threads.run([lambda: threading.current_thread().name]) == steps[0][:1], "a small batch has fewer replicas"
+
+
+def test_an_error_in_one_replica_is_raised_after_the_others_have_finished() -> None:
+    done, released = threading.Event(), threading.Event()
+
+    def fails() -> None:
+        released.set()
+        raise ValueError("replica 0")
+
+    def works() -> None:
+        assert released.wait(30)
+        done.set()
+
+    with pytest.raises(ValueError, match="replica 0"):
+        ReplicaThreads(2).run([fails, works])
+    assert done.is_set()

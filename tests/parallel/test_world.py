@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from running import TIMEOUT_SECONDS, free_port
+from running import start_function_in_ranks
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
@@ -97,18 +95,17 @@ def test_two_processes_on_the_same_gpu_are_rejected_with_nccl(gpus: Gpus, monkey
         join(RunSettings(devices=2), distributed=True)
 
 
-def test_processes_can_reconnect_even_if_rank_0_is_slow_to_disconnect() -> None:
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    command = [sys.executable, str(Path(__file__).with_name("rendezvous_twice.py"))]
-    ranks = [
-        subprocess.Popen(
-            command,
-            env=os.environ | place | {"RANK": rank, "LOCAL_RANK": rank},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in "01"
-    ]
-    printed = [rank.communicate(timeout=TIMEOUT_SECONDS)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0] and all("met twice" in words for words in printed), printed
+def meet_twice() -> int:
+    settings = RunSettings(accelerator="cpu", strategy="ddp", devices=2, timeout=100.0)
+    for rendezvous in (1, 2):
+        world = join(settings, distributed=True)
+        assert world.sum(torch.tensor([float(rendezvous * (world.rank + 1))])).item() == 3 * rendezvous
+        if world.is_first and rendezvous == 1:
+            time.sleep(1.0)
+        world.leave()
+    return 0
+
+
+def test_processes_can_reconnect_even_if_rank_0_is_slow_to_disconnect(tmp_path: Path) -> None:
+    ranks = start_function_in_ranks(tmp_path, 2, meet_twice)
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.stderr for rank in ranks]

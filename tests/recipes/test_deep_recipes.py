@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 
 import paceline
 from paceline.cli.app import run
-from paceline.commands.predict import predict
+from paceline.commands.apply import predict
 from paceline.core.errors import UserError
 from paceline.images.decode import decode_full_depth
 
@@ -70,9 +69,9 @@ def test_a_recipe_trains_on_images_with_five_channels_of_16_bits(recipe: str, ro
         with pytest.raises(UserError, match=r"expected images as uint16 \[n, 5, 32, 32\]"):
             model.predict(images.astype(np.uint8))
         files = [str(root / f"folder/test/a/{number}.tif") for number in (0, 2)]
-        predict(str(tmp_path / "run"), files, 1, str(tmp_path / "found.jsonl"), "best", "cpu")
-        found = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
-        assert [row["classes"][0]["probability"] for row in found] == model.predict(images).amax(dim=1).tolist()
+        predict(str(tmp_path / "run"), files, 1, str(tmp_path / "found.csv"), "best", "cpu")
+        found = [line.split(",")[-1] for line in (tmp_path / "found.csv").read_text().splitlines()[1:]]
+        assert [float(probability) for probability in found] == model.predict(images).amax(dim=1).tolist()
     if recipe in ("dcgan", "r3gan"):
         assert model.sample(2).shape == (2, CHANNELS, 32, 32) and model.sample(2).dtype == torch.uint16
 

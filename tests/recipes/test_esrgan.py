@@ -13,7 +13,7 @@ from running import run_fork, start_function_in_ranks
 
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
-from paceline.images.degradation.second_order import NUM_NUMBERS, NUM_ORDER_NUMBERS, degrade
+from paceline.images.degradation.second_order import NUM_NUMBERS, degrade
 from paceline.images.resample import bicubic_as_saved
 from paceline.models.esrgan import RRDBNet, UNetDiscriminator
 from paceline.models.features import Features
@@ -34,8 +34,7 @@ def build(spec: DataSpec = DATA_SPEC, **settings: Any) -> Esrgan:
 def make_batch() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     images = torch.rand(3, 3, 32, 32, generator=generator) * 2 - 1
-    numbers, orders = (torch.rand(3, count, generator=generator) for count in (NUM_NUMBERS, NUM_ORDER_NUMBERS))
-    return {"image": images, "degradation": numbers, "degradation_order": orders}
+    return {"image": images, "degradation": torch.rand(3, NUM_NUMBERS, generator=generator)}
 
 
 def after_generator(recipe: Esrgan) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -90,13 +89,10 @@ def test_fft_and_ssim_losses_are_added_if_they_have_a_weight():
     assert all(term.requires_grad and term > 0 for term in terms.values())
 
 
-@pytest.mark.parametrize("order", ["random", "fixed"])
-def test_the_network_receives_images_from_the_second_order_degradation(order):
-    recipe = build(**REAL, degradation_order=order)
-    batch = {name: rows for name, rows in make_batch().items() if name == "image" or name in recipe.draws}
-    assert ("degradation_order" in batch) == (order == "random")
+def test_the_network_receives_images_from_the_second_order_degradation():
+    recipe, batch = build(**REAL), make_batch()
     shown = recipe.preview(batch)
-    low = degrade(batch["image"], batch["degradation"], 2, *recipe.rounds, batch.get("degradation_order"))
+    low = degrade(batch["image"], batch["degradation"], 2, *recipe.rounds)
     assert torch.equal(shown["low"], F.interpolate(low, scale_factor=2, mode="nearest"))
     assert torch.equal(recipe.predict(batch)["image"], recipe.generator(low))
 

@@ -204,12 +204,13 @@ def compute(recipe: Recipe) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
 
 
 @every_recipe
-def test_settings_that_change_what_the_same_weights_compute_are_declared(name):
+@pytest.mark.parametrize("num_changes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_settings_that_change_what_the_same_weights_compute_are_declared(name, num_changes):
     bound = load(name).weights.must_match
     assert set(bound) <= {field.name for field in dataclasses.fields(load(name).Settings)}
     usual = vars(load(name).Settings(**load_small(name)))
     changes = [(setting, value) for setting, value in choices(name) if value != usual[setting]]
-    pairs = [{}, *(dict(pair) for pair in itertools.combinations_with_replacement(changes, 2))]
+    pairs = [{}, *(dict(pair) for pair in itertools.combinations_with_replacement(changes, num_changes))]
     weights_of: dict[str, dict[str, torch.Tensor]] = {}
     computed: dict[tuple[str, str], tuple[dict[str, Any], dict[str, torch.Tensor]]] = {}
     for number, settings in enumerate(pairs):

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
+from paceline.recipes.importers.deepliif import networks_of, renamed
 from paceline.recipes.translation import Translation, TranslationSettings
 
 DATA_SPEC = DataSpec(channels=3, height=32, width=32, panels=("stain", "nuclei", "segmentation"))
@@ -37,6 +38,7 @@ def test_deepliif_has_a_generator_and_a_discriminator_per_modality_and_segmentat
     assert list(recipe.generators) == ["G1", "G2", "GS0", "GS1", "GS2"]
     assert list(recipe.discriminators) == ["D1", "D2", "DS0", "DS1", "DS2"]
     assert list(recipe.networks) == ["generators", "discriminators"]
+    assert recipe.evaluation.best == "", "the last checkpoint counts as the best"
 
 
 def test_the_deepliif_preset_builds_the_model_from_the_deepliif_paper():
@@ -175,7 +177,7 @@ def test_images_of_any_size_are_translated_and_previews_show_generated_and_real_
         ({"generator_weights": "0.5,0.2,0.4"}, "generator_weights=.*sums to 1.1"),
         ({"discriminator_weights": "1,1,1"}, "discriminator_weights=1,1,1: sums to 3"),
         ({"segmentation_weights": "0.25,0.25,0.25,0.25"}, r"has 4 weights; expected 3 \(the input, stain"),
-        ({"segmentation_weights": "0.5,0.5"}, "'nuclei' has no weight; expected 3"),
+        ({"segmentation_weights": "0.5,0.5"}, r"has 2 weights; expected 3 \(the input, stain, nuclei"),
         ({"segmentation_weights": "0.5,half,0"}, "expected numbers separated by commas"),
         ({"segmentation_weights": "1.5,-0.5,0"}, "weights must be between 0 and 1"),
         ({"generator_weights": "0.5,0,0.5"}, "'nuclei' has weight 0 and would not be trained"),
@@ -216,7 +218,40 @@ def test_the_default_hyperparameters_match_pix2pix():
     assert (own.distance_weight, own.dropout, own.norm, own.ngf) == (100.0, 0.5, "batch", 64)
 
 
-def test_the_last_checkpoint_of_a_translation_run_counts_as_the_best():
-    tiny = {"generator": "resnet_6", "segmentation_generator": "unet_32", "ngf": 1, "ndf": 1, "d_layers": 1}
+@pytest.mark.parametrize(
+    ("files", "networks"),
+    [
+        ("G D", "generators.G1 discriminators.D1"),
+        (
+            "G1 G2 G3 G4 G51 G52 G55 D4 D53",
+            "generators.G1 generators.G2 generators.G3 generators.G4 generators.GS0 generators.GS1 generators.GS4 "
+            "discriminators.D4 discriminators.DS2",
+        ),
+        ("G1 GS0 GS1", "generators.G1 generators.GS0 generators.GS1"),
+        ("G1 GS1 GS2", "generators.G1 generators.GS0 generators.GS1"),
+        ("G51", "generators.GS0"),
+    ],
+)
+def test_files_of_pix2pix_and_deepliif_map_to_networks_by_the_number_in_their_names(files: str, networks: str):
+    named = [f"latest_net_{name}.pth" for name in files.split()]
+    assert networks_of([*named, "train_opt.txt"]) == dict(zip(named, networks.split(), strict=True))
+
+
+def test_files_from_two_models_in_one_folder_are_rejected():
+    with pytest.raises(UserError, match=r"latest_net_G51.pth: with 3 modalities.*G41, G42"):
+        networks_of(["latest_net_G1.pth", "latest_net_G2.pth", "latest_net_G3.pth", "latest_net_G51.pth"])
+
+
+def test_the_tensors_of_an_imported_file_can_be_loaded_into_the_recipe():
     spec = DataSpec(channels=3, height=32, width=32, panels=("stain", "segmentation"))
-    assert Translation(TranslationSettings(**tiny), spec).evaluation.best == ""
+    spec = dataclasses.replace(DATA_SPEC, panels=("stain", "segmentation"))
+    recipe, other = (build(spec, norm="instance") for _ in range(2))
+    for parameter in other.parameters():
+        parameter.data += 1
+    written = dict(other.generators["GS1"].state_dict())
+    written["model.1.running_mean"] = torch.zeros(1)  # old versions of torch stored this tensor for InstanceNorm
+    network = networks_of(["latest_net_G1.pth", "latest_net_G22.pth"])["latest_net_G22.pth"]
+    state = renamed(network, written, recipe.state_dict())
+    assert {name for name in recipe.state_dict() if name.startswith("generators.GS1.")} == state.keys()
+    recipe.load_state_dict(recipe.state_dict() | state)
+    assert torch.equal(recipe.generators["GS1"].model.model[0].weight, other.generators["GS1"].model.model[0].weight)

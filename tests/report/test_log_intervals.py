@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.report.reader import Line, log_intervals, seconds_per_epoch, speed_of
+from paceline.report.reader import Line, log_intervals, speed_of
 
 
 def line(images: int, at: float, total: float, length: int = 100, *, clock: float = 0.0, **more: float) -> Line:
@@ -19,8 +19,6 @@ def test_speed_includes_time_between_steps_but_not_evaluation_and_saving() -> No
     speed = speed_of(log_intervals(lines))
     assert speed.images_per_second == pytest.approx(100) and not speed.includes_warmup
     assert speed.images_per_second_without_loading == pytest.approx(200 / 1.8)
-    split = seconds_per_epoch(log_intervals(lines), lines)
-    assert split["between_steps"] == pytest.approx(0.4) and split["saving"] == pytest.approx(1 / 3)
 
 
 def test_a_run_logs_the_speed_of_training_which_the_report_shows() -> None:
@@ -29,11 +27,8 @@ def test_a_run_logs_the_speed_of_training_which_the_report_shows() -> None:
     assert speed_of(log_intervals(lines)).images_per_second == pytest.approx(100)
 
 
-def test_times_that_were_not_logged_are_omitted_instead_of_zero() -> None:
-    lines = [line(100, 5.0, 5.0), line(200, 6.0, 1.0, save=0.0)]
-    assert seconds_per_epoch(log_intervals(lines), lines).keys() == {"data", "step", "between_steps"}
+def test_a_single_log_interval_includes_the_warm_up() -> None:
     only = [line(100, 5.0, 5.0)]
-    assert seconds_per_epoch(log_intervals(only), only).keys() == {"data", "step"}
     speed = speed_of(log_intervals(only))
     assert speed.includes_warmup and speed.images_per_second == pytest.approx(100 / 0.6)
     assert speed.std_over_log_intervals is None
@@ -54,9 +49,7 @@ def test_speed_is_measured_only_after_the_last_change_of_devices() -> None:
     assert [one.line.images for one in log_intervals(lines, since=300)] == [400]
     assert [one.line.images for one in log_intervals(lines, {2}, since=200)] == [400]
     assert speed_of(log_intervals(lines, since=200)).images_per_second == pytest.approx(100 / 1.5)
-    split = seconds_per_epoch(log_intervals(lines, since=200), lines, since=200)
-    assert split["saving"] == pytest.approx(0.25) and split["step"] == pytest.approx(0.5)
 
 
 def test_a_run_without_log_lines_has_no_speed() -> None:
-    assert speed_of(log_intervals([])) is None and seconds_per_epoch([], []) == {}
+    assert speed_of(log_intervals([])) is None

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from running import run_fork, run_ranks, start_command, weights_of
+from running import run_fork, weights_of
 from torch import Tensor
 
 from paceline.core.errors import UserError
@@ -70,7 +70,7 @@ def test_shared_and_channels_last_tensors_are_restored(tmp_path: Path) -> None:
     assert set(safetensors.torch.load(content)) == {"a", "c", "transposed", "empty", "also"}
 
 
-Damage = Callable[[Path], None]
+Damage = Callable[[Path], object]
 
 
 def flip_bit(name: str, position: float) -> Damage:
@@ -86,28 +86,19 @@ def truncate(name: str) -> Damage:
     return lambda path: os.truncate(path / name, (path / name).stat().st_size // 2)
 
 
-def replace(name: str, content: bytes) -> Damage:
-    return lambda path: (path / name).write_bytes(content)  # type: ignore[return-value]
-
-
 def other_format(path: Path) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
 
 
 DAMAGES: dict[str, tuple[Damage, str]] = {
-    "bit of the weights": (
-        flip_bit("weights.safetensors", 0.9),
-        "weights.safetensors does not match its recorded SHA-256",
-    ),
-    "bit of the header": (flip_bit("state.safetensors", 0.01), "state.safetensors does not match its recorded SHA-256"),
-    "bit of the numbers": (flip_bit("state.json", 0.5), "state.json does not match its recorded SHA-256"),
+    "bit of the weights": (flip_bit("weights.safetensors", 0.9), "weights.safetensors does not match its recorded"),
     "half the weights": (truncate("weights.safetensors"), "weights.safetensors does not match its recorded SHA-256"),
-    "empty state": (replace("state.safetensors", b""), "state.safetensors does not match its recorded SHA-256"),
+    "bit of the numbers": (flip_bit("state.json", 0.5), "state.json does not match its recorded SHA-256"),
     "no weights": (lambda path: (path / "weights.safetensors").unlink(), "weights.safetensors is missing"),
     "no manifest": (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
     "half the manifest": (truncate("manifest.json"), "manifest.json cannot be read"),
-    "another thing": (replace("manifest.json", b"[]"), "manifest.json cannot be read"),
+    "another thing": (lambda path: (path / "manifest.json").write_bytes(b"[]"), "manifest.json cannot be read"),
     "later format": (other_format, "manifest.json has format 99, but this version of Paceline reads format 2"),
 }
 
@@ -142,28 +133,23 @@ def test_any_flipped_bit_in_a_checkpoint_is_detected(tmp_path: Path) -> None:
     assert is_whole(path)
 
 
-def test_nothing_is_deleted_if_no_checkpoint_is_intact(tmp_path: Path) -> None:
+def test_nothing_is_deleted_if_no_checkpoint_is_intact_and_a_reader_is_not_told_to_write_elsewhere(
+    tmp_path: Path,
+) -> None:
     checkpoints = Checkpoints(tmp_path)
+    with pytest.raises(UserError, match="train the run until it has saved one"):
+        choose_checkpoint(checkpoints, "best")
     for images in (640, 1280):
         checkpoints.save(snapshot(images))
         (checkpoints.path(images) / "state.json").unlink()
     with pytest.raises(UserError, match="there is no earlier checkpoint"):
         checkpoints.latest(lambda line: None)
-    assert checkpoints.all() == [640, 1280]
-
-
-def test_a_command_that_only_reads_a_run_does_not_advise_a_different_output_folder(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
-    with pytest.raises(UserError, match="train the run until it has saved one"):
-        choose_checkpoint(checkpoints, "best")
-    checkpoints.save(snapshot(640))
-    (checkpoints.path(640) / "weights.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match="train the run again") as error:
         choose_checkpoint(checkpoints, "best")
-    assert "--out" not in str(error.value)
+    assert "--out" not in str(error.value) and checkpoints.all() == [640, 1280]
 
 
-def test_a_damaged_checkpoint_is_set_aside_when_the_run_resumes_from_an_earlier_one(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_set_aside_or_replaced(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for images in (640, 1280):
         checkpoints.save(snapshot(images))
@@ -171,14 +157,8 @@ def test_a_damaged_checkpoint_is_set_aside_when_the_run_resumes_from_an_earlier_
     checkpoints.set_aside_after(640)
     assert checkpoints.all() == [640]
     assert (tmp_path / "damaged-000000001280" / "state.safetensors").exists()
-    checkpoints.save(snapshot(1280))
-    assert checkpoints.all() == [640, 1280] and is_whole(checkpoints.path(1280))
-
-
-def test_a_save_replaces_a_damaged_checkpoint_at_the_same_image_count(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
-    truncate("weights.safetensors")(checkpoints.save(snapshot(640, 1.0)))
-    assert same(load(checkpoints.save(snapshot(640, 2.0))), snapshot(640, 2.0))
+    truncate("weights.safetensors")(checkpoints.save(snapshot(1280, 1.0)))
+    assert same(load(checkpoints.save(snapshot(1280, 2.0))), snapshot(1280, 2.0))
 
 
 def test_the_last_checkpoints_and_the_best_checkpoint_are_kept(tmp_path: Path) -> None:
@@ -264,28 +244,19 @@ def test_a_run_resumed_after_checkpoint_damage_ends_with_the_same_weights(tmp_pa
     assert weights_of(tmp_path / "run") == whole
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_checkpoint_too_large_for_the_disk_ends_the_run_with_one_line(
-    tmp_path: Path, tiny: str, devices: int
-) -> None:
-    command = ("train", tiny, "--out", "run", "--devices", str(devices), "--set", "width=64")
-    assert set(run_ranks(tmp_path, devices, *command, "--images", "80")) == {0}
+def test_a_checkpoint_too_large_for_the_disk_ends_the_run_with_one_line(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--out", "run", "--set", "width=64")
+    assert run_fork(tmp_path, *command, "--images", "80").wait() == 0
     before = weights_of(tmp_path / "run")
     assert len(before["weights.safetensors"]) > 20_000
-    if devices == 1:
-        full = run_fork(tmp_path, *command, largest_file=20_000)
-    else:
-        limited = ("bash", "-c", 'trap "" XFSZ; ulimit -f 20; exec "$@"', "limited")
-        full = start_command(tmp_path, *command, before=limited)
-        full.wait()
+    full = run_fork(tmp_path, *command, largest_file=20_000)
     assert full.wait() == 2
     assert len(full.stderr.splitlines()) == 1, full.stderr
     assert "cannot write checkpoint run/checkpoints/000000000" in full.stderr and "File too large" in full.stderr
     assert "the last checkpoint is at 80 images" in full.stderr
     assert weights_of(tmp_path / "run") == before
     assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
-    if devices == 1:
-        assert run_fork(tmp_path, *command).wait() == 0
+    assert run_fork(tmp_path, *command).wait() == 0
 
 
 @pytest.fixture
@@ -303,7 +274,7 @@ def test_a_full_disk_prints_one_line_and_keeps_the_last_checkpoint(tmp_path: Pat
     run, constant = small_disk / "run", ("--set", "schedule=constant")
     command = ("train", tiny, "--out", str(run), *constant)
     assert run_fork(tmp_path, *command, "--images", "80").wait() == 0
-    for room in (0, 8192, 16384, 24576):  # bytes left on the disk; each value makes a different write fail
+    for room in (0, 16384):  # bytes left on the disk; each value makes a different write fail
         kept = Checkpoints(run / "checkpoints").all()[-1]
         before = weights_of(run)
         filler = small_disk / "filler"

@@ -44,11 +44,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def trained(folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose best checkpoint is not its last one."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "first.py").write_text(CODE.format(folder=str(Path(__file__).parent.parent)))
     done = run_fork(folder, *TRAIN, "--images", "240")
     assert done.wait() == 0, done.stderr
     assert choose_checkpoint(checkpoints_in(folder), "best").images == 128
+    return folder / "run"
+
+
+@pytest.fixture
+def trained(run: Path, folder: Path) -> Path:
+    """A folder with a copy of the run."""
+    shutil.copytree(run, folder / "run")
     return folder
 
 
@@ -104,23 +114,19 @@ def test_a_best_checkpoint_without_optimizer_state_stays_the_best(trained: Path)
     assert "test metrics for the checkpoint at 128 images" in longer.stdout
 
 
-@pytest.mark.parametrize(
-    ("harm", "line"), [(truncate_weights, DAMAGED), (shutil.rmtree, MISSING)], ids=["damaged", "missing"]
-)
-def test_commands_use_the_last_checkpoint_if_the_best_one_is_unusable(
-    trained: Path, harm: Callable[[Path], None], line: str
-) -> None:
-    harm(trained / BEST)
-    evaluated = run_fork(trained, "evaluate", "run", "--trust")
-    assert evaluated.wait() == 0, evaluated.stderr
-    assert f"{line}; using the last one, at 240 images" in evaluated.stdout and "top1" in evaluated.stdout
-
-
-def test_evaluate_reports_a_damaged_last_checkpoint_once(trained: Path) -> None:
-    truncate_weights(trained / "run" / "checkpoints" / "000000000240")
-    for devices in ("1", "2"):
-        evaluated = run_fork(trained, "evaluate", "run", "--trust", "--accelerator", "cpu", "--devices", devices)
+def test_commands_use_the_last_checkpoint_if_the_best_one_is_unusable(trained: Path) -> None:
+    for harm, line in ((truncate_weights, DAMAGED), (shutil.rmtree, MISSING)):
+        harm(trained / BEST)
+        evaluated = run_fork(trained, "evaluate", "run", "--trust")
         assert evaluated.wait() == 0, evaluated.stderr
-        assert evaluated.stdout.count("; using the previous one") == 1, evaluated.stdout
+        assert f"{line}; using the last one, at 240 images" in evaluated.stdout and "top1" in evaluated.stdout
+
+
+@pytest.mark.parametrize("devices", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_evaluate_reports_a_damaged_last_checkpoint_once(trained: Path, devices: str) -> None:
+    truncate_weights(trained / "run" / "checkpoints" / "000000000240")
+    evaluated = run_fork(trained, "evaluate", "run", "--trust", "--accelerator", "cpu", "--devices", devices)
+    assert evaluated.wait() == 0, evaluated.stderr
+    assert evaluated.stdout.count("; using the previous one") == 1, evaluated.stdout
     chosen = run_fork(trained, "evaluate", "run", "--trust", "--accelerator", "cpu", "--checkpoint", "128")
     assert chosen.wait() == 0 and "damaged" not in chosen.stdout, chosen.stdout + chosen.stderr

@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import signal
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -114,16 +113,21 @@ def train_on_a_failing_disk(tiny: str, function: str, calls: int) -> int:
     return run(["train", tiny, *ENDLESSLY, "--out", "run"])
 
 
-@pytest.mark.parametrize(("function", "calls"), [("fsync", 2), ("fsync", 4), ("replace", 1), ("replace", 2)])
+@pytest.mark.parametrize(("function", "calls"), [("fsync", 4), ("replace", 1)])
 def test_an_error_of_the_disk_is_reported_in_one_line(tmp_path: Path, tiny: str, function: str, calls: int) -> None:
     (running,) = start_function_in_ranks(tmp_path, 1, train_on_a_failing_disk, tiny, function, calls)
     assert running.wait() == 2
     assert running.stderr.startswith("paceline: --out run: Input/output error; ") and running.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "/".join(["y" * 200] * 25), "a\0b"], ids=["name", "path", "null"])
-def test_an_invalid_folder_name_is_rejected_in_one_line(tmp_path: Path, tiny: str, name: str) -> None:
-    for command in (("train", tiny, "--out"), ("train", tiny, "--devices", "2", "--out"), ("evaluate",)):
+def test_an_invalid_folder_name_is_rejected_in_one_line(tmp_path: Path, tiny: str) -> None:
+    train = ("train", tiny, "--out")
+    for *command, name in (
+        (*train, "x" * 300),
+        (*train, "a\0b"),
+        ("train", tiny, "--devices", "2", "--out", "/".join(["y" * 200] * 25)),
+        ("evaluate", "a\0b"),
+    ):
         rejected = run_fork(tmp_path, *command, name)
         assert rejected.wait() == 2 and len(rejected.stderr.splitlines()) == 1, rejected.stderr
 
@@ -159,48 +163,29 @@ def test_a_loader_process_killed_during_an_evaluation_is_reported_in_one_line(tm
 
 
 def train_in_a_program(tiny: str) -> int:
+    """Train without saves, since a slow disk would delay them."""
     import paceline
 
     try:
         paceline.train(
-            tiny, loader="workers", workers=1, images=16_000_000, save_every="2 steps", timeout=2.0, out="run"
+            tiny, loader="workers", workers=1, images=16_000_000, save_every="1000000 steps", timeout=3.0, out="run"
         )
     except paceline.UserError as error:
         print(f"caught: {error}")
     return 7
 
 
-@pytest.mark.slow
-def test_a_hung_run_raises_an_error_that_the_calling_program_can_catch(tmp_path: Path, tiny: str) -> None:
-    running = start_function_in_ranks(tmp_path, 1, train_in_a_program, tiny)[0]
-    wait_until(lambda: has_saved(tmp_path / "run"), running)
+def test_a_run_whose_loader_process_hangs_raises_an_error_that_the_calling_program_can_catch(
+    tmp_path: Path, tiny: str
+) -> None:
+    (running,) = start_function_in_ranks(tmp_path, 1, train_in_a_program, tiny)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size, running)
     loaders = children_of(running.pid)
     for loader in loaders:
         os.kill(loader, signal.SIGSTOP)
     assert running.wait() == 7
-    assert "caught: no progress for " in running.stdout
-    status = Status.of(tmp_path / "run")
-    assert status and status.state == "failed" and "no progress" in status.reason
-    for loader in loaders:
-        with suppress(ProcessLookupError):
-            os.kill(loader, signal.SIGKILL)
-
-
-def test_a_stopped_loader_process_does_not_hang_a_single_process(tmp_path: Path, tiny: str) -> None:
-    command = ("train", tiny, *ENDLESSLY, "--set", "loader=workers", "--set", "workers=1", "--out", "run")
-    # No saves, since a slow disk would delay them.
-    running = start_fork(tmp_path, *command, "--set", "timeout=3", "--set", "save_every=1000000 steps")
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and metrics.stat().st_size, running)
-    for number in (signal.SIGSTOP, signal.SIGCONT):  # suspend and continue the run
-        running.kill(number)
-        time.sleep(4)
-    assert not running.ended
-    loaders = children_of(running.pid)
-    for loader in loaders:
-        os.kill(loader, signal.SIGSTOP)
-    assert running.wait() == 2
-    assert len(running.stderr.splitlines()) == 1 and "(--timeout 3)" in running.stderr
+    assert "caught: no progress for " in running.stdout and "(--timeout 3)" in running.stdout
     status = Status.of(tmp_path / "run")
     assert status and status.state == "failed" and "no progress" in status.reason
     wait_until(lambda: not any(is_child(loader, parent) for loader in loaders for parent in (1, running.pid)))

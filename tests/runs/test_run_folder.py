@@ -16,10 +16,25 @@ import torch
 from holds import Holds
 from running import metrics_without_times, run_fork, run_ranks, start_fork, wait_until, weights_of
 
+from paceline.cli.app import run as run_command
 from paceline.core.errors import UserError
 from paceline.runs.checkpoint import CheckpointNumbers, Snapshot, choose_checkpoint
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import read_metrics
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, tiny: str) -> Path:
+    """A finished run with 80 images."""
+    folder = tmp_path_factory.mktemp("trained")
+    assert run_fork(folder, "train", tiny, "--out", "run", "--images", "80").wait() == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run."""
+    return shutil.copytree(trained, tmp_path / "run")
 
 
 def test_a_run_folder_in_use_is_rejected_and_its_run_is_not_disturbed(tmp_path: Path, tiny: str) -> None:
@@ -35,9 +50,6 @@ def test_a_run_folder_in_use_is_rejected_and_its_run_is_not_disturbed(tmp_path: 
     assert second.stderr == f"paceline: {message}\n"
     holds.release("loss")
     assert first.wait() == 0 and first.stderr == ""
-    assert run_fork(tmp_path, *command, "--out", "alone").wait() == 0
-    assert weights_of(tmp_path / "run") == weights_of(tmp_path / "alone")
-    assert metrics_without_times(tmp_path / "run") == metrics_without_times(tmp_path / "alone")
 
 
 def test_a_changed_worker_count_is_recorded_only_if_the_loader_uses_workers(tmp_path: Path, tiny: str) -> None:
@@ -50,8 +62,7 @@ def test_a_changed_worker_count_is_recorded_only_if_the_loader_uses_workers(tmp_
 
 
 def test_a_run_is_unchanged_if_its_weights_do_not_fit_the_network(tmp_path: Path, tiny: str) -> None:
-    recipe = tmp_path / "mine.py"
-    recipe.write_text(Path(tiny).read_text())
+    recipe = Path(shutil.copyfile(tiny, tmp_path / "mine.py"))
     command = ("train", str(recipe), "--batch-size", "16", "--images", "32", "--out", "run")
     assert run_fork(tmp_path, *command).wait() == 0
     kept = {name: (tmp_path / "run" / name).read_bytes() for name in ("status.json", "metrics.jsonl", "config.toml")}
@@ -106,41 +117,40 @@ def test_a_run_in_use_on_another_host_is_reported_with_the_host_and_its_lock_can
     one.release()
 
 
-def test_other_settings_another_recipe_or_a_missing_record_are_rejected_on_resume(tmp_path: Path, tiny: str) -> None:
-    command = ("train", tiny, "--out", "run", "--images", "48")
-    assert run_fork(tmp_path, *command).wait() == 0
-    before = weights_of(tmp_path / "run"), (tmp_path / "run" / "config.toml").read_text()
-    for change, message in (
-        (("--lr", "0.2", "--seed", "3"), "(seed: 0 → 3; lr: 0.05 → 0.2)"),
-        (("--set", "classifier.lr=0.2"), "(classifier.lr: None → 0.2)"),
-        (("--set", "width=8"), "(width: 4 → 8)"),
-        (("--batch-size", "32"), "(batch_size: 16 → 32)"),
-        (("--precision", "bf16"), "(precision: fp32 → bf16)"),
+def test_other_settings_another_recipe_or_a_missing_record_are_rejected_on_resume(
+    run: Path, tiny: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(run.parent)
+    command = ("train", tiny, "--out", "run")
+    before = weights_of(run), (run / "config.toml").read_text()
+    shutil.copyfile(tiny, run.parent / "other.py")
+    for words, message in (
+        ((*command, "--lr", "0.2", "--seed", "3"), "(seed: 0 → 3; lr: 0.05 → 0.2)"),
+        ((*command, "--set", "classifier.lr=0.2"), "(classifier.lr: None → 0.2)"),
+        ((*command, "--set", "width=8"), "(width: 4 → 8)"),
+        ((*command, "--batch-size", "32"), "(batch_size: 16 → 32)"),
+        ((*command, "--precision", "bf16"), "(precision: fp32 → bf16)"),
+        (("train", "./other.py", "--out", "run"), "this run was trained with a different recipe"),
     ):
-        rejected = run_fork(tmp_path, *command, *change)
-        assert rejected.wait() == 2
-        assert len(rejected.stderr.splitlines()) == 1 and message in rejected.stderr, rejected.stderr
-    (tmp_path / "other.py").write_text(Path(tiny).read_text())
-    rejected = run_fork(tmp_path, "train", "./other.py", "--out", "run")
-    assert rejected.wait() == 2 and "this run was trained with a different recipe" in rejected.stderr
-    assert (weights_of(tmp_path / "run"), (tmp_path / "run" / "config.toml").read_text()) == before
-    config = tmp_path / "run" / "config.toml"
+        assert run_command(list(words)) == 2
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1 and message in line
+    assert (weights_of(run), (run / "config.toml").read_text()) == before
     for content in (None, "", "# nothing\n", "recipe = "):
-        config.unlink(missing_ok=True)
+        (run / "config.toml").unlink(missing_ok=True)
         if content is not None:
-            config.write_text(content)
-        rejected = run_fork(tmp_path, *command, "--images", "64")
-        assert rejected.wait() == 2 and len(rejected.stderr.splitlines()) == 1 and "config.toml" in rejected.stderr
-    assert weights_of(tmp_path / "run") == before[0]
+            (run / "config.toml").write_text(content)
+        assert run_command([*command, "--images", "96"]) == 2
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1 and "config.toml" in line
+    assert weights_of(run) == before[0]
 
 
-def test_a_run_without_a_checkpoint_may_restart_with_different_settings(tmp_path: Path, tiny: str) -> None:
-    command = ("train", tiny, "--out", "run", "--images", "16")
-    assert run_fork(tmp_path, *command).wait() == 0
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
-    begun = run_fork(tmp_path, *command, "--lr", "0.2")
+def test_a_run_without_a_checkpoint_may_restart_with_different_settings(run: Path, tiny: str) -> None:
+    shutil.rmtree(run / "checkpoints")
+    begun = run_fork(run.parent, "train", tiny, "--out", "run", "--images", "16", "--lr", "0.2")
     assert begun.wait() == 0, begun.stderr
-    assert "lr = 0.2" in (tmp_path / "run" / "config.toml").read_text()
+    assert "lr = 0.2" in (run / "config.toml").read_text()
 
 
 def test_devices_strategy_loader_length_and_logging_may_change_on_resume(tmp_path: Path, tiny: str) -> None:
@@ -157,17 +167,15 @@ def test_devices_strategy_loader_length_and_logging_may_change_on_resume(tmp_pat
     assert segments == [(96, "single", 1), (192, "ddp", 2)], "the record must list the earlier segments of the run"
 
 
-def test_a_resume_that_was_killed_before_its_first_checkpoint_is_not_recorded(tmp_path: Path, tiny: str) -> None:
-    command = ("train", tiny, "--out", "run", "--set", "schedule=constant")
-    assert run_fork(tmp_path, *command, "--images", "96").wait() == 0
-    config = tmp_path / "run" / "config.toml"
-    before = config.read_bytes()
+def test_a_resume_that_was_killed_before_its_first_checkpoint_is_not_recorded(run: Path, tiny: str) -> None:
+    before = (run / "config.toml").read_bytes()
     rarely = ("--set", "save_every=9000000 images", "--set", "evaluate_every=9000000 images")
-    longer = start_fork(tmp_path, *command, "--images", "9600000", "--loader", "workers", *rarely)
-    wait_until(lambda: '"running"' in (tmp_path / "run" / "status.json").read_text(), longer)
+    command = ("train", tiny, "--out", "run", "--images", "9600000", "--loader", "workers", *rarely)
+    longer = start_fork(run.parent, *command)
+    wait_until(lambda: '"running"' in (run / "status.json").read_text(), longer)
     longer.kill()
     longer.wait()
-    assert config.read_bytes() == before
+    assert (run / "config.toml").read_bytes() == before
 
 
 def test_a_command_that_trains_nothing_does_not_change_a_finished_run(tmp_path: Path, tiny: str) -> None:
@@ -191,6 +199,13 @@ def test_a_command_that_trains_nothing_does_not_change_a_finished_run(tmp_path: 
 def test_a_stopped_run_finished_with_a_shorter_length_keeps_its_provenance(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--set", "save_every=16 images")
     assert run_ranks(tmp_path, 2, *command, "--devices", "2", "--images", "48") == [0, 0]
+    logs = {file.name: file.read_text() for file in (tmp_path / "run" / "logs").iterdir()}
+    assert logs.keys() == {"rank-0.txt", "rank-1.txt"} and "batch 16 = 2 devices × 8 × 1" in logs["rank-0.txt"]
+    lines = metrics_without_times(tmp_path / "run")
+    assert [line["images"] for line in lines if "classifier/cross_entropy" in line] == [16, 32, 48], (
+        "only rank 0 writes"
+    )
+    assert "spread/classifier/cross_entropy" in lines[0]
     config, status = tmp_path / "run" / "config.toml", tmp_path / "run" / "status.json"
     config.write_text(config.read_text().replace("images = 48", "images = 480"))
     status.write_text(status.read_text().replace("finished", "stopped").replace("48", "480"))
@@ -214,45 +229,18 @@ def test_run_folders_are_synced_to_disk_when_a_checkpoint_is_saved(tmp_path: Pat
     assert names <= set(synced)
 
 
-def test_each_rank_has_its_own_log_and_only_rank_0_writes_metrics(tmp_path: Path, tiny: str) -> None:
-    assert run_ranks(tmp_path, 2, "train", tiny, "--out", "run", "--devices", "2", "--images", "48") == [0, 0]
-    logs = {file.name: file.read_text() for file in (tmp_path / "run" / "logs").iterdir()}
-    assert logs.keys() == {"rank-0.txt", "rank-1.txt"}
-    assert "batch 16 = 2 devices × 8 × 1" in logs["rank-0.txt"]
-    lines = metrics_without_times(tmp_path / "run")
-    assert [line["images"] for line in lines if "classifier/cross_entropy" in line] == [48]
-    assert "spread/classifier/cross_entropy" in lines[0]
-
-
-def test_changed_data_with_the_same_name_is_rejected_on_resume(tmp_path: Path, tiny: str) -> None:
-    generator = np.random.default_rng(0)
-    for name, length in (("a", 64), ("b", 80)):
-        images = generator.integers(256, size=(length, 8, 8, 1), dtype=np.uint8)
-        labels = np.arange(length) % 10
-        np.savez(tmp_path / f"{name}.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+def test_changed_data_or_labels_with_the_same_name_are_rejected_on_resume(tmp_path: Path, tiny: str) -> None:
+    images = np.random.default_rng(0).integers(256, size=(80, 8, 8, 1), dtype=np.uint8)
+    for name, length, shift in (("a", 64, 0), ("longer", 80, 0), ("relabelled", 64, 1)):
+        x, y = images[:length], np.arange(shift, shift + length) % 10
+        np.savez(tmp_path / f"{name}.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     command = ("train", tiny, "--data", "npz", "--out", "run", "--images", "32")
     assert run_fork(tmp_path, *command, "--data-root", "a.npz").wait() == 0
-    rejected = run_fork(tmp_path, *command, "--data-root", "b.npz")
-    assert rejected.wait() == 2 and "this run was trained on different data (58 samples, " in rejected.stderr
+    for name in ("longer", "relabelled"):
+        rejected = run_fork(tmp_path, *command, "--data-root", f"{name}.npz")
+        assert rejected.wait() == 2 and "this run was trained on different data (58 samples, " in rejected.stderr
     (tmp_path / "a.npz").rename(tmp_path / "moved.npz")
     assert run_fork(tmp_path, *command, "--data-root", "moved.npz").wait() == 0
-
-
-def test_changed_labels_for_the_same_images_are_rejected_on_resume(tmp_path: Path, tiny: str) -> None:
-    images = np.random.default_rng(0).integers(256, size=(64, 8, 8, 1), dtype=np.uint8)
-    for name, labels in (("a", np.arange(64) % 10), ("b", np.arange(1, 65) % 10)):
-        np.savez(tmp_path / f"{name}.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
-    command = ("train", tiny, "--data", "npz", "--out", "run")
-    assert run_fork(tmp_path, *command, "--data-root", "a.npz", "--images", "32").wait() == 0
-    rejected = run_fork(tmp_path, *command, "--data-root", "b.npz", "--images", "64")
-    assert rejected.wait() == 2 and "this run was trained on different data (58 samples, " in rejected.stderr
-
-
-def test_the_final_weights_are_evaluated_whatever_the_evaluation_interval(tmp_path: Path, tiny: str) -> None:
-    command = ("train", tiny, "--out", "run", "--images", "80", "--set", "evaluate_every=48 images")
-    assert run_fork(tmp_path, *command).wait() == 0
-    evaluated = [line["images"] for line in read_metrics(tmp_path / "run") if "validation/top1" in line]
-    assert evaluated == [48, 80]
 
 
 def test_a_run_that_is_never_evaluated_has_no_metrics_and_its_last_checkpoint_is_the_best(
@@ -270,23 +258,20 @@ def test_a_run_that_is_never_evaluated_has_no_metrics_and_its_last_checkpoint_is
     assert evaluated.wait() == 0 and "top1" in evaluated.stdout
 
 
-def test_a_checkpoint_without_optimizer_state_can_be_used_but_not_resumed(tmp_path: Path, tiny: str) -> None:
-    command = ("train", tiny, "--out", "run")
-    assert run_fork(tmp_path, *command, "--images", "80").wait() == 0
-    for state in (tmp_path / "run").glob("checkpoints/*/state.safetensors"):
+def test_a_checkpoint_without_optimizer_state_can_be_used_but_not_resumed(run: Path, tiny: str) -> None:
+    for state in run.glob("checkpoints/*/state.safetensors"):
         state.unlink()
-    used = run_fork(tmp_path, "evaluate", "run", "--trust")
+    used = run_fork(run.parent, "evaluate", "run", "--trust")
     assert used.wait() == 0 and "top1" in used.stdout and "damaged" not in used.stdout + used.stderr
-    resumed = run_fork(tmp_path, *command, "--images", "160")
+    resumed = run_fork(run.parent, "train", tiny, "--out", "run", "--images", "160")
     assert resumed.wait() == 2 and "state.safetensors is missing" in resumed.stderr
 
 
-def test_a_resumed_run_that_is_no_longer_evaluated_keeps_its_best_checkpoint(tmp_path: Path, tiny: str) -> None:
-    command = ("train", tiny, "--out", "run")
-    assert run_fork(tmp_path, *command, "--images", "80").wait() == 0
-    checkpoints = RunFolder(tmp_path / "run").checkpoints
+def test_a_resumed_run_that_is_no_longer_evaluated_keeps_its_best_checkpoint(run: Path, tiny: str) -> None:
+    checkpoints = RunFolder(run).checkpoints
     best = choose_checkpoint(checkpoints, "best").images
-    resumed = run_fork(tmp_path, *command, "--images", "320", "--set", "evaluate_every=never", "--set", "keep=1")
+    settings = ("--images", "320", "--set", "evaluate_every=never", "--set", "keep=1")
+    resumed = run_fork(run.parent, "train", tiny, "--out", "run", *settings)
     assert resumed.wait() == 0, resumed.stderr
     assert choose_checkpoint(checkpoints, "last").images == 320
     assert choose_checkpoint(checkpoints, "best").images == best <= 80

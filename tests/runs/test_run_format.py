@@ -16,8 +16,8 @@ from paceline.config.files import RUN_FORMAT, read_file
 from paceline.core.errors import UserError
 from paceline.core.files import checksum_of_content
 from paceline.runs.finished_run import config_of
-from paceline.runs.mirror.mirror import Mirror
-from paceline.runs.mirror.published import Destination, list_manifests, restore
+from paceline.runs.mirror import Mirror
+from paceline.runs.published import Destination, list_manifests, restore
 from paceline.runs.weights import FORMAT, read_weights
 
 REMEDY = f"but this version of Paceline reads format {RUN_FORMAT}: train it again, or use the version that wrote it"
@@ -40,35 +40,30 @@ def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def set_format(found: int | None) -> None:
-    config = Path("run/config.toml")
-    line = f"format = {RUN_FORMAT}\n"
-    assert config.read_text().count(line) == 1
-    config.write_text(config.read_text().replace(line, "" if found is None else f"format = {found}\n"))
-
-
-@pytest.mark.parametrize(("found", "shown"), [(None, 1), (1, 1), (3, 3)])
 @pytest.mark.parametrize(
-    ("command", "where"),
+    ("command", "where", "found"),
     [
-        ("evaluate run", "run"),
-        ("compare run --out report", "run"),
-        ("predict run images --out table.csv", "run"),
-        ("train TINY --out run --images 32", "--out run"),
-        ("train TINY --out other --config run/config.toml", "--config run/config.toml"),
-        ("train TINY --out other --init-from run", "--init-from run: run"),
+        ("evaluate run", "run", None),
+        ("evaluate run", "run", 3),
+        ("compare run --out report", "run", 1),
+        ("predict run images --out table.csv", "run", 3),
+        ("train TINY --out run --images 32", "--out run", 1),
+        ("train TINY --out other --config run/config.toml", "--config run/config.toml", 3),
+        ("train TINY --out other --init-from run", "--init-from run: run", 1),
     ],
 )
 def test_a_run_with_an_unsupported_format_is_reported_in_one_line(
-    place: Path, tiny: str, command: str, where: str, found: int | None, shown: int, capsys: pytest.CaptureFixture[str]
+    place: Path, tiny: str, command: str, where: str, found: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    set_format(found)
-    before = Path("run/config.toml").read_text()
+    config = Path("run/config.toml")
+    line = f"format = {RUN_FORMAT}\n"
+    assert config.read_text().count(line) == 1
+    before = config.read_text().replace(line, "" if found is None else f"format = {found}\n")
+    config.write_text(before)
     assert run([tiny if word == "TINY" else word for word in command.split()]) == 2
-    error = capsys.readouterr().err
     remedy = REMEDY.replace("train it again", "copy the settings that you need into a new file")
-    assert error == f"paceline: {where}: run format {shown}, {remedy if '--config' in command else REMEDY}\n"
-    assert Path("run/config.toml").read_text() == before
+    shown = f"run format {found or 1}, {remedy if '--config' in command else REMEDY}"
+    assert capsys.readouterr().err == f"paceline: {where}: {shown}\n" and config.read_text() == before
 
 
 def test_a_missing_entry_in_the_config_is_reported(place: Path) -> None:
@@ -78,16 +73,15 @@ def test_a_missing_entry_in_the_config_is_reported(place: Path) -> None:
         config_of("run")
 
 
-@pytest.mark.parametrize("damage", ["gone", "not json", '{"channels": 3}'])
-def test_a_run_without_its_data_spec_is_reported(place: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_its_data_spec_is_reported(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = Path("run/data_spec.json")
-    if damage == "gone":
-        spec.unlink()
-    else:
-        spec.write_text(damage)
-    assert run(["predict", "run", "images", "--out", "table.csv"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("paceline: run/data_spec.json: ") and error.endswith("or train the run again\n")
+    for content in (None, "not json", '{"channels": 3}'):
+        spec.unlink(missing_ok=True)
+        if content:
+            spec.write_text(content)
+        assert run(["predict", "run", "images", "--out", "table.csv"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("paceline: run/data_spec.json: ") and error.endswith("or train the run again\n")
 
 
 def test_a_mirror_with_an_unsupported_format_is_reported_and_left_unchanged(place: Path) -> None:

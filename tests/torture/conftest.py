@@ -52,15 +52,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
     report = yield
     broke_off = report.when == "call" and report.failed
     report.user_properties = [
-        (name, _plain(value, broke_off) if isinstance(value, Tally) else value)
-        for name, value in report.user_properties
+        (name, [one.group, one.passed, one.total + (broke_off and not one.faults), one.faults])
+        if isinstance(one, Tally)
+        else (name, one)
+        for name, one in report.user_properties
     ]
     return report
-
-
-def _plain(tally: Tally, broke_off: bool) -> list[Any]:
-    total = tally.total + (broke_off and not tally.faults)
-    return [tally.group, tally.passed, total, tally.faults]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -6,17 +6,17 @@ import gzip
 import io
 import os
 import pickle
+import random
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tifffile
-from cases import HostileImage
 from photographs import photograph
 from PIL import Image, ImageCms
 
@@ -24,6 +24,14 @@ SIDE_PX = 48
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 Make = Callable[[], bytes]
 LONG_STEM = "long" * 60
+
+
+class HostileImage(NamedTuple):
+    """A damaged or malicious image file, and whether commands must accept or reject the file."""
+
+    name: str
+    path: Path
+    verdict: Literal["ok", "rejected", "not-an-image"]
 
 
 class Explodes:
@@ -187,6 +195,8 @@ REJECTED: dict[str, Make] = {
     "postscript.png": lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 48 48\n(executed) (w) file\n%%EOF\n",
     "photoshop.png": lambda: b"8BPS\0\1" + bytes(6) + struct.pack(">H2I2H", 3, 48, 48, 8, 3) + bytes(7000),
     "zeros.jpg": lambda: bytes(100_000),
+    "empty.png": lambda: b"",
+    "noise.png": lambda: random.Random(1).randbytes(999),
     "one_byte.webp": lambda: b"R",
     "utf16.png": lambda: "not an image".encode("utf-16"),
 }
@@ -238,7 +248,8 @@ def write_hostile_images(folder: Path) -> list[HostileImage]:
     for name, target in links.items():
         (folder / name).symlink_to(target)
     os.mkfifo(folder / "pipe.png")
-    listed += [HostileImage(name, folder / name, "not-an-image") for name in (*links, "pipe.png")]
+    (folder / "notes.txt").write_text("not an image\n")
+    listed += [HostileImage(name, folder / name, "not-an-image") for name in (*links, "pipe.png", "notes.txt")]
     (folder / "passwords.png").symlink_to("/etc/passwd")
     (folder / "linked.png").symlink_to((folder / "CAPITALS.PNG").absolute())
     listed += [HostileImage("passwords.png", folder / "passwords.png", "rejected")]

@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ def write_hostile_runs(folder: Path, good_run: Path) -> list[HostileRun]:
     victim.mkdir(parents=True)
     (victim / "precious.txt").write_text("mine\n")
     found = []
-    for name, spoil in _attacks(folder, victim):
+    attacks = (_code(folder), _links(victim), _not_files(), _bombs(), _checkpoints(), _values())
+    for name, spoil in chain(*attacks):
         run = folder / name
         shutil.copytree(good_run, run)
         spoil(run)
@@ -44,15 +46,6 @@ def write_hostile_runs(folder: Path, good_run: Path) -> list[HostileRun]:
 
 
 Spoil = Callable[[Path], object]
-
-
-def _attacks(folder: Path, victim: Path) -> Iterator[tuple[str, Spoil]]:
-    yield from _code(folder)
-    yield from _links(victim)
-    yield from _not_files()
-    yield from _bombs()
-    yield from _checkpoints()
-    yield from _values()
 
 
 def _code(folder: Path) -> Iterator[tuple[str, Spoil]]:
@@ -104,6 +97,8 @@ def _bombs() -> Iterator[tuple[str, Spoil]]:
             plain = file.partition(".")[0]
             yield f"json-{name}-{plain}", lambda run, file=file, text=text: (run / file).write_text(text)
     line = '{"images": 1, "seconds": 1.0, "time": 1.0, "a/b": 1.0}\n'
+    odd = '{"images": 1e999}\n[]\nnull\n{"images": "x", "validation/top1": {}}\n' + "[" * 100_000 + "\n"
+    yield "metrics-odd", lambda run: (run / "metrics.jsonl").write_text(odd)
     yield "metrics-many-lines", lambda run: (run / "metrics.jsonl").write_text(line * 10**6)
     yield "metrics-long-line", lambda run: (run / "metrics.jsonl").write_text("x" * 10**7 + "\n" + line)
 
@@ -111,6 +106,10 @@ def _bombs() -> Iterator[tuple[str, Spoil]]:
 def _checkpoints() -> Iterator[tuple[str, Spoil]]:
     def newer(run: Path) -> None:
         shutil.copytree(newest(run), run / "checkpoints" / "000000999999")
+
+    def pipe_in_newer(run: Path) -> None:
+        (run / "checkpoints" / "000000999999").mkdir()
+        os.mkfifo(run / "checkpoints" / "000000999999" / "manifest.json")
 
     def header(run: Path) -> None:
         (newest(run) / "weights.safetensors").write_bytes((2**62).to_bytes(8, "little") + b"{}")
@@ -122,6 +121,7 @@ def _checkpoints() -> Iterator[tuple[str, Spoil]]:
         file.write_text(json.dumps(content))
 
     yield "old-checkpoint-under-a-newer-name", newer
+    yield "pipe-in-a-newer-checkpoint", pipe_in_newer
     yield "safetensors-header", header
     yield "manifest-absolute", lambda run: manifest(run, "/etc/hostname")
     yield "manifest-parent", lambda run: manifest(run, "../../../victim/precious.txt")

@@ -43,6 +43,8 @@ NOT_NUMBERS += ("0.1", "off")
 TEXTS = ("", " ", ",", ",,", "a,a", "auto", "none", "-", "--", "-x", "=", "a=b", "é", "画像", "💥", "a\nb", "\x1b[2Jx")
 TEXTS += ("\u202ex", "%s", "{x}", "%(x)d", "../..", "[", "[[", "(", "*", "\\", "'", '"', "x" * 300)
 TEXTS += ("x" * 5000, "\udcff")
+SHAPES = ("1 epochs", "2 steps", "32 images", "50%", "never", "8", "0", "2,3", "1:2", "4x4", "8x8", "0,0,8,8", "cat")
+SHAPES += ("quick", "all", "best", "last", "64", "test", "train")
 URLS = ("http://127.0.0.1:9/x", "http://[", "s3://", "memory://x", "file:///dev/null", "nothing://x", "://", "http://")
 ODD_PATHS = ("missing", "missing/below", "text.txt", "text.txt/below", "folder", "empty", "secret.txt")
 ODD_PATHS += ("fifo", "broken")
@@ -58,7 +60,7 @@ REAL: dict[str, list[str]] = {
     "packed": ["packed"],
     "shards": ["shards", "shards/train-000000.tar"],
     "array": ["data.npz"],
-    "results": ["predictions.csv", "predictions.jsonl", "results"],
+    "results": ["predictions.csv", "results"],
     "config": ["settings.toml", "settings.ini", "run-sr/config.toml"],
     "code": ["recipe.py", "source.py"],
     "folder": ["several", "folder"],
@@ -150,7 +152,6 @@ def _write_texts(folder: Path) -> None:
     (folder / "settings.toml").write_text('lr = 0.01\nimages = 64\nbatch_size = "16"\n')
     (folder / "settings.ini").write_text("[train]\nlr = 0.01\n")
     (folder / "predictions.csv").write_text("file,class,probability\none.png,cat,0.9\n")
-    (folder / "predictions.jsonl").write_text('{"file": "one.png", "class": "cat"}\n')
     (folder / "folder").mkdir()
     (folder / "folder" / "text.txt").write_text("text\n")
 
@@ -376,22 +377,7 @@ class _Draw:
         if "float" in str(hint).lower():
             return self.chance.choice(("0", "0.5", "1", "2", "1e-3", "0.9", "100"))
         words = re.findall(r"[\w./:%-]*\w", re.sub(r"[A-Z]{3,}\S*", "", meaning))
-        shapes = [
-            "1 epochs",
-            "2 steps",
-            "32 images",
-            "50%",
-            "never",
-            "8",
-            "0",
-            "2,3",
-            "1:2",
-            "4x4",
-            "8x8",
-            "0,0,8,8",
-            "cat",
-        ]
-        return self.chance.choice([*words, *shapes, "quick", "all", "best", "last", "64", "test", "train"])
+        return self.chance.choice([*words, *SHAPES])
 
     def _assignment(self, plausible: bool) -> str:
         if not plausible and self.chance.random() < 0.3:

@@ -1,4 +1,4 @@
-"""A rank that is slower (always or at times), is stopped or skips a collective is named correctly, every time."""
+"""A rank that is slower, is stopped or skips a collective is named correctly, every time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUM_CASES = 20  # per fault
 class FaultCase(NamedTuple):
     """A run in which one rank has a fault."""
 
-    fault: str  # "slow", "slow_at_times", "stop" or "skip"
+    fault: str  # "slow", "stop" or "skip"
     number: int  # case number, also the run's seed
     size: int  # number of ranks
     rank: int  # the rank that has the fault
@@ -35,7 +35,7 @@ def fault_cases() -> list[FaultCase]:
     """Return the cases: with two ranks, and some with three."""
     chance = random.Random(17)
     cases = []
-    for fault in ("slow", "slow_at_times", "stop", "skip"):
+    for fault in ("slow", "stop", "skip"):
         for number in range(NUM_CASES):
             size = 3 if number % 5 == 4 else 2
             cases.append(FaultCase(fault, number, size, chance.randrange(size), chance.randrange(3, 30)))
@@ -45,7 +45,7 @@ def fault_cases() -> list[FaultCase]:
 def command_of(case: FaultCase) -> tuple[str, ...]:
     # Long log intervals, because other programs on the machine delay some steps.
     settings = (
-        f"log_every={20 if case.fault == 'slow_at_times' else 12} steps",
+        "log_every=12 steps",
         f"fault={case.fault}",
         f"faulty_rank={case.rank}",
         f"at={case.at}",
@@ -64,10 +64,10 @@ def named_ranks(folder: Path, case: FaultCase) -> set[int]:
         running.wait(300)
         return {int(found) for found in re.findall(r"rank (\d+) did not arrive", running.stderr)}
     ranks = start_ranks(folder, case.size, *command_of(case))
-    if case.fault in ("slow", "slow_at_times"):
+    if case.fault == "slow":
         for running in ranks:
             running.wait(300)
-        return {int(found) for found in re.findall(r"straggler: rank (\d+) (?:needs|is slow)", ranks[0].stdout)}
+        return {int(found) for found in re.findall(r"straggler: rank (\d+) needs", ranks[0].stdout)}
     healthy = [running for rank, running in enumerate(ranks) if rank != case.rank]
     for running in healthy:
         running.wait(300)

@@ -3,50 +3,26 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import HostileImage
+from hostile_images import HostileImage, write_hostile_images
 from photographs import photograph
 from PIL import Image
 from probes import Ended, changes, fingerprint, run_command, run_probe
 from running import run_fork
 
 from paceline.core.text import printable
+from paceline.images.decode import BadImage, decode
+from paceline.images.encode import read_image
 
-pytestmark = [pytest.mark.torture, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.timeout(1500)
 CPU = ("--accelerator", "cpu")
 EXPECTED = ("out", "data", "stdout-", "stderr-")  # how the names of files in the working folder start
-
-
-def sample_images(folder: Path) -> list[HostileImage]:
-    """Write a few basic cases: an intact image, damaged ones, and a file that is not an image."""
-    whole = folder / "whole.png"
-    Image.fromarray(photograph("astronaut")[100:148, 180:228]).save(whole)
-    content = whole.read_bytes()
-    files: dict[str, tuple[bytes, Any]] = {
-        "cut.png": (content[: len(content) // 2], "rejected"),
-        "empty.png": (b"", "rejected"),
-        "noise.png": (random.Random(1).randbytes(999), "rejected"),
-        "notes.txt": (b"not an image\n", "not-an-image"),
-    }
-    for name, (written, _) in files.items():
-        (folder / name).write_bytes(written)
-    written = [HostileImage(name, folder / name, verdict) for name, (_, verdict) in files.items()]
-    return [HostileImage("whole", whole, "ok"), *written]
-
-
-def listed_images(folder: Path) -> list[HostileImage]:
-    """Write all malicious images, including the basic cases."""
-    try:
-        from hostile_images import write_hostile_images
-    except ImportError:
-        return sample_images(folder)
-    return [*sample_images(folder), *write_hostile_images(folder)]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +46,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> list[HostileImage]:
-    found = listed_images(tmp_path_factory.mktemp("images"))
+    found = write_hostile_images(tmp_path_factory.mktemp("images"))
     assert {image.verdict for image in found} == {"ok", "rejected", "not-an-image"}
     return found
 
@@ -101,6 +77,7 @@ def used_by_predict(out: Path, ended: Ended, images: list[HostileImage]) -> set[
 Used = Callable[[Path, Ended, list[HostileImage]], set[str]]
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize(
     ("command", "model", "used_by"), [("apply", "restorer", used_by_apply), ("predict", "classifier", used_by_predict)]
 )
@@ -132,6 +109,7 @@ def arguments_of(command: str, data: Path, out: Path) -> list[str]:
     return ["train", "restoration", "--data", "degraded", "--data-root", str(data), *steps, *CPU, "--out", str(out)]
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize("command", ["pack", "train"])
 def test_one_malicious_image_among_photographs_does_no_harm(
     place: Path, images: list[HostileImage], tmp_path: Path, tally: Any, command: str
@@ -153,3 +131,23 @@ def test_one_malicious_image_among_photographs_does_no_harm(
         counted.add(image.name, fault)
         shutil.rmtree(here)
     counted.check()
+
+
+def verdict(read: Callable[[Path], object], path: Path) -> str:
+    try:
+        read(path)
+    except BadImage as problem:
+        return "rejected" if str(problem).isprintable() else f"unprintable: {problem!r}"
+    return "ok"
+
+
+def test_both_functions_that_decode_images_accept_or_reject_each_malicious_image(images: list[HostileImage]) -> None:
+    wrong = []
+    signal.alarm(120)  # a pipe must not block
+    for image in images:
+        expected = "ok" if image.verdict == "ok" else "rejected"
+        for read in (decode, read_image):
+            if (found := verdict(read, image.path)) != expected:
+                wrong.append(f"{printable(image.name)}: {read.__name__}: {found} instead of {expected}")
+    signal.alarm(0)
+    assert not wrong, "\n".join(wrong)

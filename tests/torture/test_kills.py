@@ -1,4 +1,4 @@
-"""A run killed at random moments and resumed ends with the same weights as an uninterrupted run."""
+"""A run killed at random moments and resumed ends with the same weights and state as an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -27,12 +27,20 @@ from running import (
     workers_of,
 )
 
+from paceline.runs.checkpoint import Checkpoints
+
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(900)]
 
 # Delays make it more likely that a kill hits a save, a step or an evaluation.
 SETTINGS = ("slow_sync=0.02", "pause=0.005", "evaluation_pause=0.05", "dropout=0.2", "ema_half_life=100 images")
 LOADERS = {"resident": (), "workers": ("loader=workers", "workers=1")}
 MOMENTS = ("any", "checkpoint", "settings", "evaluation")
+# r3gan has more state: the strength of the augmentation and several schedules.
+R3GAN = (
+    *("nz=8", "width=8", "num_blocks=1", "group_size=4", "size=16", "penalty_every=2", "lr=1e-3", "batch_size=16"),
+    *("ada=blit,geometry,color", "ada_images=400", "ada_target=0", "burn_in=50%", "ema_half_life=64 images"),
+    *("save_every=32 images", "evaluate_every=100 epochs", "sample_every=100 epochs", "few_images=allow"),
+)
 EVALUATE_EVERY = 8 * 16  # number of images, as in the recipe
 
 
@@ -43,13 +51,14 @@ class KillCase(NamedTuple):
     how: str  # "single", "ranks" (started as with srun) or "launcher"
     loader: str
     moments: tuple[str, ...]  # one moment for each kill
+    is_r3gan: bool = False
 
     def __str__(self) -> str:
-        return f"{self.number}-{self.how}-{self.loader}-{'-'.join(self.moments)}"
+        return f"{self.number}-{self.how}-{self.loader}-{'-'.join(self.moments)}{'-r3gan' * self.is_r3gan}"
 
 
 def kill_cases() -> list[KillCase]:
-    """Return 50 cases: 30 with one process, 20 with two."""
+    """Return 60 cases: 35 with one process, 25 with two."""
     chance = random.Random(91)
     kinds = ["single"] * 30 + ["ranks"] * 12 + ["launcher"] * 8
     cases = []
@@ -57,13 +66,19 @@ def kill_cases() -> list[KillCase]:
         first = MOMENTS[number % len(MOMENTS)]
         others = tuple(chance.choice(MOMENTS) for _ in range(chance.choice((0, 0, 1, 2)) if how != "launcher" else 0))
         cases.append(KillCase(number, how, chance.choice(list(LOADERS)), (first, *others)))
-    return cases
+    hows = ("single", "ranks")
+    return cases + [
+        KillCase(50 + number, hows[number % 2], "resident", ("any", "checkpoint")[: 1 + number % 3], is_r3gan=True)
+        for number in range(10)
+    ]
 
 
 def command_of(case: KillCase, recipe: str) -> tuple[str, ...]:
     """Return the training command for a case, without `--out`."""
-    assignments = [word for one in (*SETTINGS, *LOADERS[case.loader]) for word in ("--set", one)]
-    return ("train", recipe, *assignments, "--images", "400", "--devices", "1" if case.how == "single" else "2")
+    settings = R3GAN if case.is_r3gan else (*SETTINGS, *LOADERS[case.loader])
+    assignments = [word for one in settings for word in ("--set", one)]
+    words = ("train", "r3gan" if case.is_r3gan else recipe, *assignments, "--accelerator", "cpu")
+    return (*words, "--images", "400", "--devices", "1" if case.how == "single" else "2")
 
 
 def start(folder: Path, case: KillCase, command: tuple[str, ...]) -> list[Running]:
@@ -123,7 +138,7 @@ def references(tmp_path_factory: pytest.TempPathFactory, tiny: str) -> Reference
     folder, kept = tmp_path_factory.mktemp("whole"), {}
 
     def reference(case: KillCase) -> tuple[Path, float]:
-        key = case.how, case.loader
+        key = case.how, case.loader, str(case.is_r3gan)
         if key not in kept:
             run, began = folder / "-".join(key), time.monotonic()
             if case.how == "launcher":  # gives the same result as "ranks" but starts more slowly
@@ -165,6 +180,8 @@ def fault_of(run: Path, reference: Path, codes: list[int], hits: int) -> str:
         return f"the resumed run ended with {codes}"
     if weights_of(run) != weights_of(reference):
         return "the weights differ from those of the uninterrupted run"
+    if state_of(run) != state_of(reference):
+        return "the optimizer's state or the signals differ from those of the uninterrupted run"
     if metrics_without_times(run) != metrics_without_times(reference):
         return "the metrics differ from those of the uninterrupted run"
     leftovers = [str(path) for path in (run / "checkpoints").glob(".*")]
@@ -175,3 +192,10 @@ def fault_of(run: Path, reference: Path, codes: list[int], hits: int) -> str:
     except AssertionError:
         return "left processes behind"
     return ""
+
+
+def state_of(run: Path) -> dict[str, bytes]:
+    """Return the optimizer state and the signals of the last checkpoint."""
+    last = Checkpoints(run / "checkpoints").latest(pytest.fail)
+    assert last is not None
+    return {name: tensor.numpy().tobytes() for name, tensor in last.state.items()}

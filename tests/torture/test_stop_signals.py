@@ -32,14 +32,8 @@ NUM_MOMENTS = 10  # per loader and number of processes
 LIMIT_SECONDS = 10.0  # on an idle machine
 # 0: finished; 74: finished without a complete mirror; 75: saved; 143, or killed by the signal: nothing to save yet
 CODES = (0, 74, 75, 128 + signal.SIGTERM, -signal.SIGTERM)
-SETTINGS = (
-    "pause=0.005",
-    "slow_sync=0.02",
-    "evaluation_pause=0.1",
-    "dropout=0.2",
-    "mirror_every=0.1",
-    "log_every=1 steps",
-)
+SETTINGS = ("pause=0.005", "slow_sync=0.02", "evaluation_pause=0.1", "dropout=0.2", "mirror_every=0.1")
+SETTINGS += ("log_every=1 steps",)
 LOADERS = {"resident": (), "workers": ("workers=1",), "dali": ("workers=1",)}
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(3 * LONGEST_RUN_SECONDS)]

@@ -11,7 +11,7 @@ from paceline.config.settings import RunSettings
 from paceline.parallel.world import join
 from paceline.runs.checkpoint import Best, CheckpointNumbers, Snapshot, load
 from paceline.runs.folder import RunFolder
-from paceline.training.agreement import claim_folder, newest_snapshot
+from paceline.training.resume import claim_folder, newest_snapshot
 
 
 def checkpoint(images: int) -> Snapshot:

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from ranks import make_config, make_parts
-from running import run_fork, run_ranks
+import torch._inductor.config
+from ranks import difference, make_config, make_parts, run_steps, weights
+from running import run_fork
 
 from paceline.cli.app import run
 from paceline.cli.flags import with_optional_values
 from paceline.config.files import changed_settings
 from paceline.parallel.batchnorm import synchronize
-from paceline.parallel.place import Place
+from paceline.parallel.group import Place
 from paceline.parallel.world import World
 from paceline.runs.checkpoint import CheckpointNumbers, Checkpoints, Snapshot
 from paceline.runs.folder import RunFolder
-from paceline.runs.mirror.mirror import Mirror
-from paceline.runs.mirror.published import Destination
+from paceline.runs.mirror import Mirror
+from paceline.runs.published import Destination
 from paceline.runs.record import Choices, Provenance, RunRecord, read_record
 from paceline.training import build
 from paceline.training import compile as compiling
 from paceline.training.compile import (
     CACHE_VARIABLE,
     THREADS_VARIABLE,
-    TRITON_VARIABLE,
-    Choice,
-    choose_for,
-    compile_and_record,
+    choose,
     compile_networks,
     describe_kernel_cache,
     prepare_compiler,
@@ -44,30 +41,17 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def test_a_run_is_compiled_if_it_is_long_or_its_kernels_are_kept(
-    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "kernels"))
-    monkeypatch.setattr(compiling, "try_compile", lambda step, data, known: "compile: on")
-    monkeypatch.setattr(compiling, "is_compiled", lambda network: True)
-
-    def choice(batch_size: int, num_steps: int = 10_000, accumulate: int = 1) -> Choice:
-        parts = make_parts(tiny, compile="off", batch_size=str(batch_size), accumulate=accumulate)
-        monkeypatch.setattr(parts.step, "world", replace(parts.world, device=torch.device("cuda")))
-        found = choose_for(parts.config, parts.step, parts.feed, num_steps)
-        if batch_size == 4:
-            compile_and_record(parts.config, parts.step, next(parts.feed.steps(0, 4)))
-        return found
-
-    assert choice(8, 20_000).compiles and choice(8, 10_000, accumulate=2).compiles
-    assert not choice(4).compiles
-    again = choice(4)
-    assert again.compiles and "\n" not in again.note
-    assert "10,000 steps, at least 3,000 with the kernels of an earlier run" in again.note
-    assert not choice(4, 2_999).compiles
-    assert not choice(8).compiles, "another batch size needs other kernels"
-    shutil.rmtree(tmp_path / "kernels")
-    assert not choice(4).compiles, "the kernels were deleted"
+def test_a_long_run_is_compiled_unless_batchnorm_is_synchronised(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = make_parts(tiny, compile="off")
+    assert choose(parts.config, parts.step, 10**9) == (False, ""), "on a CPU, nothing is compiled"
+    monkeypatch.setattr(parts.step, "world", replace(parts.world, device=torch.device("cuda")))
+    assert choose(parts.config, parts.step, 20_000)[0] and not choose(parts.config, parts.step, 19_999)[0]
+    assert choose(parts.config.with_run(accumulate=2), parts.step, 10_000)[0]
+    assert "--deterministic" in choose(parts.config.with_run(deterministic=True), parts.step, 20_000)[1]
+    for name, network in parts.recipe.networks.items():
+        setattr(parts.recipe, name, synchronize(network, ours=True))
+    compiles, note = choose(parts.config, parts.step, 10**9)
+    assert not compiles and "BatchNorm" in note and "--compile on" in note
 
 
 def test_a_cache_folder_that_cannot_be_written_ends_no_run(
@@ -96,22 +80,12 @@ def test_a_run_that_rejects_another_compile_setting_does_so_before_compiling(
 ) -> None:
     command = ("train", tiny, "--accelerator", "cpu", "--images", "80", "--set", "evaluate_every=never")
     assert run_fork(tmp_path, *command, "--out", "run").wait() == 0
-    monkeypatch.setattr(build, "compile_and_record", lambda *_: pytest.fail("the networks are compiled"))
+    monkeypatch.setattr(build, "try_compile", lambda *_: pytest.fail("the networks are compiled"))
     assert run([*command, "--out", str(tmp_path / "run"), "--compile", "on"]) == 2
     assert "trained with different settings (compile: off → on)" in capsys.readouterr().err
-
-
-def test_two_ranks_reject_other_settings_in_one_line(tmp_path: Path, tiny: str) -> None:
-    command = ("train", tiny, "--accelerator", "cpu", "--devices", "2", "--images", "80", "--out", "run")
-    assert set(run_ranks(tmp_path, 2, *command)) == {0}
-    rejected = run_fork(tmp_path, *command, "--compile", "on")
-    assert rejected.wait() == 2 and len(rejected.stderr.splitlines()) == 1, rejected.stderr
-    assert "trained with different settings (compile: off → on)" in rejected.stderr
-
-
-def test_a_run_does_not_switch_between_compiled_and_eager_networks() -> None:
-    config = make_config("classification", compile="off")
-    assert changed_settings(config.values(), config.with_run(compile="on")) == ["compile: off → on"]
+    two = run_fork(tmp_path, *command, "--devices", "2", "--out", "run", "--compile", "on")
+    assert two.wait() == 2 and len(two.stderr.splitlines()) == 1, two.stderr
+    assert "trained with different settings (compile: off → on" in two.stderr
 
 
 def test_a_compile_setting_that_was_recorded_as_a_boolean_is_still_valid() -> None:
@@ -165,17 +139,6 @@ def test_a_run_that_is_not_restored_from_its_mirror_yet_keeps_its_choice(tmp_pat
     assert not fresh.path.exists()
 
 
-def test_networks_with_synchronised_batchnorm_are_not_compiled_unless_requested(
-    tiny: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parts = make_parts(tiny, compile="off")
-    for name, network in parts.recipe.networks.items():
-        setattr(parts.recipe, name, synchronize(network, ours=True))
-    monkeypatch.setattr(parts.step, "world", replace(parts.world, device=torch.device("cuda")))
-    choice = choose_for(parts.config, parts.step, parts.feed, num_steps=10**9)
-    assert not choice.compiles and "BatchNorm" in choice.note and "--compile on" in choice.note
-
-
 def test_ranks_on_one_machine_share_its_cores_for_compiling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_cache: None
 ) -> None:
@@ -197,7 +160,16 @@ def test_the_folder_with_compiled_kernels_is_shown_with_its_size(
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "kernels"))
     (tmp_path / "kernels" / "triton").mkdir(parents=True)
     (tmp_path / "kernels" / "triton" / "one.cubin").write_bytes(bytes(3_000_000))
-    monkeypatch.delenv(TRITON_VARIABLE, raising=False)
     assert describe_kernel_cache() == f"compiled kernels: {tmp_path / 'kernels'} (3 MB)"
-    monkeypatch.setenv(TRITON_VARIABLE, "/elsewhere")
-    assert "/elsewhere" in describe_kernel_cache()
+
+
+def test_without_a_compiler_training_adds_a_note_and_runs_eagerly(
+    tmp_path: Path, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (str(tmp_path / "no-compiler"),))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    plain, compiled = make_parts(tiny), make_parts(tiny, compile=True)
+    assert any(note.startswith("compile: off, since ") for note in compiled.notes), compiled.notes
+    run_steps(plain, 2)
+    run_steps(compiled, 2)
+    assert difference(weights(plain), weights(compiled)) == 0

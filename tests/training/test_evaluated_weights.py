@@ -18,7 +18,7 @@ from paceline.cli.app import run as cli
 from paceline.contracts.recipe import Batch
 from paceline.training.build import Parts
 from paceline.training.evaluate import EvaluatedWeights, _use_own, averaged_norms
-from paceline.training.snapshot import check_fits, restore_snapshot, take_snapshot
+from paceline.training.resume import check_fits, restore_snapshot, take_snapshot
 
 BY_CLASS = """
 from tiny_gan import TinyGan
@@ -72,15 +72,6 @@ def gan() -> Parts:
     return parts
 
 
-@pytest.fixture(scope="module")
-def classifier() -> Parts:
-    """A ResNet whose weights changed quickly."""
-    small = {"data": "digits", "width": 8, "batch_size": "32", "lr": 0.1, "schedule": "constant", "warmup": "0 images"}
-    parts = make_parts("classification", **small, ema_half_life="600 images")
-    run_steps(parts, 40)
-    return parts
-
-
 def evaluated(parts: Parts) -> EvaluatedWeights:
     """Return the weights that are evaluated, with statistics that are not recomputed yet."""
     return EvaluatedWeights(parts.step, parts.feed)
@@ -104,18 +95,30 @@ def variances(parts: Parts, batch: Batch) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("name", ["gan", "classifier"])
-def test_batchnorm_normalises_the_activations_of_ema_weights(name: str, request: pytest.FixtureRequest) -> None:
-    parts: Parts = request.getfixturevalue(name)
-    network = parts.recipe.ema[0]
-    other = next(parts.feed.steps(640, 641)).fetched[0][0]
-    batch = parts.step.finish(other | parts.feed.drawer.table(640, len(other["index"])))
-    with parts.step.learners[network].ema_weights():
-        with_latest_statistics = variances(parts, batch)
-    with evaluated(parts).at(0):
-        with_own_statistics = variances(parts, batch)
+def test_batchnorm_normalises_the_activations_of_ema_weights(gan: Parts) -> None:
+    other = next(gan.feed.steps(640, 641)).fetched[0][0]
+    batch = gan.step.finish(other | gan.feed.drawer.table(640, len(other["index"])))
+    with gan.step.learners[gan.recipe.ema[0]].ema_weights():
+        with_latest_statistics = variances(gan, batch)
+    with evaluated(gan).at(0):
+        with_own_statistics = variances(gan, batch)
     assert all(0.7 < variance < 1.4 for variance in with_own_statistics), with_own_statistics
     assert not all(0.7 < variance < 1.4 for variance in with_latest_statistics), with_latest_statistics
+
+
+def test_training_continues_with_its_own_statistics_and_random_state(gan: Parts) -> None:
+    before = {name: buffer.clone() for name, buffer in gan.recipe.named_buffers()}
+    state, hooks = torch.get_rng_state(), [module._forward_pre_hooks for module in gan.recipe.modules()]
+    with evaluated(gan).at(0):
+        assert gan.recipe.training
+        assert not torch.equal(gan.recipe.generator.main[1].running_var, before["generator.main.1.running_var"])
+    assert all(torch.equal(buffer, before[name]) for name, buffer in gan.recipe.named_buffers())
+    assert not any(hooks) and torch.equal(torch.get_rng_state(), state)
+    first = evaluated(gan).statistics(0)
+    torch.rand(3)
+    second = evaluated(gan).statistics(0)
+    assert first and all(torch.equal(first[name], second[name]) for name in first)
+    assert not evaluated(make_parts("dcgan", **SMALL)).statistics(0), "networks without an EMA need no statistics"
 
 
 def test_a_batch_with_one_value_per_channel_has_statistics() -> None:
@@ -150,27 +153,6 @@ def test_a_layer_that_stays_in_eval_mode_keeps_its_statistics() -> None:
         assert parts.recipe.training and not frozen.training
 
 
-def test_training_continues_with_the_statistics_of_the_latest_weights(gan: Parts) -> None:
-    before = {name: buffer.clone() for name, buffer in gan.recipe.named_buffers()}
-    hooks = [module._forward_pre_hooks for module in gan.recipe.modules()]
-    with evaluated(gan).at(0):
-        assert gan.recipe.training
-        assert not torch.equal(gan.recipe.generator.main[1].running_var, before["generator.main.1.running_var"])
-    assert all(torch.equal(buffer, before[name]) for name, buffer in gan.recipe.named_buffers())
-    assert not any(hooks)
-
-
-def test_the_statistics_do_not_depend_on_the_random_state_and_are_the_same_every_time(gan: Parts) -> None:
-    state = torch.get_rng_state()
-    first = evaluated(gan).statistics(0)
-    torch.rand(3)
-    second = evaluated(gan).statistics(0)
-    torch.set_rng_state(state)
-    assert first and all(torch.equal(first[name], second[name]) for name in first)
-    evaluated(gan).statistics(0)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_the_statistics_are_recomputed_only_after_training_steps() -> None:
     parts = make_parts("dcgan", **SMALL, **FAST)
     run_steps(parts, 2)
@@ -198,12 +180,6 @@ def test_a_run_resumes_from_a_checkpoint_with_or_without_these_statistics(gan: P
         restore_snapshot(snapshot, fresh.step)
         again = evaluated(fresh).statistics(0)
         assert all(torch.equal(again[name], taken.weights[name]) for name in again)
-
-
-def test_networks_without_an_ema_or_without_batchnorm_need_no_statistics() -> None:
-    assert not evaluated(make_parts("dcgan", **SMALL)).statistics(0)
-    gan = Path(__file__).parents[1] / "tiny_gan.py"
-    assert not evaluated(make_parts(str(gan))).statistics(0)
 
 
 def test_the_statistics_of_a_generator_by_class_are_those_of_the_classes_in_the_data(tmp_path: Path) -> None:

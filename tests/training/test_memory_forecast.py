@@ -23,10 +23,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from paceline.core.errors import UserError
-from paceline.parallel.blocks import recompute_blocks
+from paceline.parallel.shards import recompute_blocks
 from paceline.parallel.torch_internals import FakeTensorMode
-from paceline.training import memory_trace
-from paceline.training.memory_trace import LikeCuda
+from paceline.training import memory
+from paceline.training.memory import LikeCuda
 
 GIB = 2**30
 TESTS = Path(__file__).parents[1]
@@ -39,7 +39,7 @@ CASES: dict[str, tuple[str, Settings]] = {
 }
 
 
-SLOW = {"recomputed activations", "one network with an EMA"}
+SLOW = {"recomputed activations", "one network with an EMA", "a GAN with a frozen network"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
@@ -96,9 +96,9 @@ def test_a_network_whose_constructor_reads_numbers_is_built_from_real_tensors(mo
         except RuntimeError as error:  # as for a network from another library
             raise UserError("cannot be built") from error
 
-    monkeypatch.setattr(memory_trace, "make_recipe", make)
+    monkeypatch.setattr(memory, "make_recipe", make)
     with FakeTensorMode():
-        assert memory_trace._fake_recipe(None, {}) == 1  # type: ignore[arg-type, comparison-overlap]
+        assert memory._fake_recipe(None, {}) == 1  # type: ignore[arg-type, comparison-overlap]
 
 
 def test_blocks_with_layer_norm_are_recomputed_as_on_a_gpu() -> None:

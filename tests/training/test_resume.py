@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import signal
-import time
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,8 +24,6 @@ from running import (
     weights_of,
     workers_of,
 )
-
-SLOW_SAVES = ("--set", "slow_sync=0.05", "--set", "pause=0.01")  # slow enough for a kill during a save
 
 
 @pytest.fixture
@@ -195,45 +190,6 @@ def test_a_run_resumes_exactly_with_any_optimizer_precision_ema_and_dropout(
 def num_micro_batches(settings: str) -> int:
     found = re.search(r"accumulate=(\d+)", settings)
     return int(found[1]) if found else 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_run_killed_ten_times_at_random_ends_with_the_same_weights(tmp_path: Path, tiny: str, holds: Holds) -> None:
-    chance = random.Random(20)
-    command = ("train", tiny, *SLOW_SAVES, *holds.settings, "--images", "640")
-    two = (*command, "--devices", "2")
-    assert start_command(tmp_path, *command, "--out", "whole-1").wait() == 0
-    assert start_command(tmp_path, *two, "--out", "whole-2").wait() == 0
-    targets = ["single", "single", "single", "launcher", "0", "1"]
-    targets += ["single in a save", "launcher in a save", "0 in a save", "1 in a save"]
-    tally: Counter[str] = Counter()
-    for number, target in enumerate(targets):
-        run = tmp_path / f"killed-{number}"
-        alone, in_save = target.startswith("single"), target.endswith("in a save")
-        this = (*(command if alone else two), "--out", str(run))
-        num_steps = chance.randint(3, 33)  # of 40
-        holds.hold("loss", after=num_steps)
-        running = start_command(tmp_path, *this)
-        holds.wait_for("loss", running, 1 if alone else 2)
-        if in_save:
-            holds.hold("save")
-        holds.release("loss")
-        if in_save:
-            holds.wait_for("save", running)
-        else:
-            time.sleep(0.2 * chance.random())
-        kill(running, "launcher" if alone else target.removesuffix(" in a save"))
-        running.wait()
-        if in_save:
-            holds.release("save")
-        assert not not_inherited(run), f"{target}: processes are left behind"
-        again = start_command(tmp_path, *this)
-        assert again.wait() == 0, again.stderr
-        same = weights_of(run) == weights_of(tmp_path / ("whole-1" if alone else "whole-2"))
-        tally["identical" if same else "different"] += 1
-        print(f"{target} after {num_steps}+ steps: {'identical' if same else 'DIFFERENT'}")
-    assert tally["identical"] == len(targets)
 
 
 def test_ranks_without_a_launcher_resume_after_a_kill(tmp_path: Path, tiny: str, holds: Holds) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from holds import Holds
 from running import (
-    Running,
     has_ended,
     metrics_without_times,
     run_fork,
@@ -41,23 +40,21 @@ def assert_stopped(run: Path) -> None:
     assert status and status.state == "stopped"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_stop_request_ends_a_run_whose_first_step_hangs(
-    tmp_path: Path, tiny: str, holds: Holds, number: int, code: int
-) -> None:
+def test_a_stop_request_ends_a_run_whose_first_step_hangs(tmp_path: Path, tiny: str, holds: Holds) -> None:
     holds.hold("loss")
     command = ("train", tiny, *holds.settings, "--out", "run")
     running = start_fork(tmp_path, *command)
     holds.wait_for("loss", running)
-    running.kill(number)
-    assert running.wait() == code
-    assert running.stderr.startswith(f"paceline: stopped by {signal.Signals(number).name} after ")
+    running.kill(signal.SIGTERM)
+    assert running.wait() == 143
+    assert running.stderr.startswith("paceline: stopped by SIGTERM after ")
     assert running.stderr.count("\n") == 1
     assert_stopped(tmp_path / "run")
     holds.release("loss")
     assert run_fork(tmp_path, *command).wait() == 0
 
 
+@pytest.mark.slow
 def test_a_stop_request_ends_two_processes_whose_first_step_hangs(tmp_path: Path, tiny: str, holds: Holds) -> None:
     holds.hold("loss")
     running = start_fork(tmp_path, "train", tiny, *holds.settings, "--devices", "2", "--out", "run")
@@ -92,7 +89,7 @@ def test_a_run_that_waits_for_a_stopped_loader_process_saves_after_a_stop_reques
     assert weights_of(tmp_path / "run") == weights_of(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_stop_request_ends_an_evaluation_and_the_resumed_run_repeats_it(
     tmp_path: Path, tiny: str, holds: Holds, size: int
 ) -> None:
@@ -129,11 +126,11 @@ def test_a_stop_request_in_the_final_evaluation_leaves_a_run_that_resumes_with_i
     assert running.wait() == 75
     assert_stopped(tmp_path / "run")
     holds.release("prediction")
-    again: Running = run_fork(tmp_path, *command)
+    again = run_fork(tmp_path, *command)
     assert again.wait() == 0 and "test/top1" in again.stdout
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_that_hangs_in_start_up_ends_after_the_timeout(tmp_path: Path, size: int) -> None:
     running = run_fork(tmp_path, *HANGS_IN_START_UP, "--devices", str(size), "--timeout", "2", "--out", "run")
     assert running.wait() == 2

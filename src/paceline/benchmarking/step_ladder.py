@@ -17,15 +17,15 @@ import numpy as np
 import torch
 
 from paceline.config.resolve import Config
-from paceline.config.spans import split_batch
+from paceline.config.settings import split_batch
 from paceline.contracts.step_ladder import MeasuredRung, StepLadder
 from paceline.core.errors import UserError
 from paceline.core.files import read_json, write_json
 from paceline.core.terminal import activity, counted, end_activity
-from paceline.data.feed import StepData
+from paceline.data.loader import StepData
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.batchnorm import has_batchnorm, sum_over_processes
-from paceline.parallel.place import Place
+from paceline.parallel.group import Place
 from paceline.parallel.strategy import AUTO, num_devices, strategy_class
 from paceline.parallel.world import World
 from paceline.training.build import Parts, assemble

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from io import BufferedReader
 from pathlib import Path
@@ -51,16 +51,11 @@ class LocalFiles:
         path = self._real_path(folder)
         if path is None:
             return []
-        entries: list[Entry] = []
         try:
-            with os.scandir(path) as found:
-                for one in found:
-                    entry = self._entry(one, folder)
-                    if entry:
-                        entries.append(entry)
+            with os.scandir(path) as scanned:
+                return sorted(filter(None, (self._entry(one, folder) for one in scanned)))
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return []
-        return sorted(entries)
 
     def _entry(self, one: os.DirEntry[str], folder: str) -> Entry | None:
         try:
@@ -82,11 +77,6 @@ class LocalFiles:
         with self._open(name) as file:
             file.seek(start)
             return file.read(-1 if end is None else max(0, end - start))
-
-    def sample(self, name: str, starts: Iterable[int], length: int) -> list[bytes]:
-        """Return `length` bytes from each of several positions in a file."""
-        with self._open(name) as file:
-            return [os.pread(file.fileno(), length, start) for start in starts]
 
     def is_locked(self, name: str) -> bool | None:
         """Return whether a process has locked a file, or None if that is unknown."""
@@ -145,12 +135,6 @@ class RemoteFiles:
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         return bytes(self._files.cat_file(self._path(name), start=start, end=end))
-
-    def sample(self, name: str, starts: Iterable[int], length: int) -> list[bytes]:
-        starts = list(starts)
-        ends = [start + length for start in starts]
-        found = self._files.cat_ranges([self._path(name)] * len(starts), starts, ends, on_error="raise")
-        return [bytes(one) for one in found]
 
     def is_locked(self, name: str) -> bool | None:
         return None

@@ -11,10 +11,10 @@ from __future__ import annotations
 import ipaddress
 import secrets
 import socket
-from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -46,61 +46,43 @@ class Guard:
             return
         if scope["type"] != "http":
             return  # ignore other protocols, because the board has only HTTP routes
-        rejection = self._rejection(scope)
+        request = HTTPConnection(scope)
+        rejection = self._rejection(request)
 
         async def send_protected(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(PROTECTION)
                 headers.setdefault("cache-control", "no-store")
-                if rejection is None and _token_in_url(scope):
+                if rejection is None and "token" in request.query_params:
                     value = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict"
                     headers.append("set-cookie", value)
             await send(message)
 
         await (rejection or self._app)(scope, receive, send_protected)
 
-    def _rejection(self, scope: Scope) -> PlainTextResponse | None:
-        headers = Headers(scope=scope)
-        bearer = headers.get("authorization", "").removeprefix("Bearer ")
-        if not any(map(self._is_token, [_token_in_url(scope), bearer, *self._cookies_of(headers)])):
+    def _rejection(self, request: HTTPConnection) -> PlainTextResponse | None:
+        headers = request.headers
+        in_url = self._is_token(request.query_params.get("token", ""))
+        in_cookie = self._is_token(request.cookies.get(self._cookie, ""))
+        as_bearer = self._is_token(headers.get("authorization", "").removeprefix("Bearer "))
+        if not (in_url or in_cookie or as_bearer):
             return PlainTextResponse("Access denied: open the URL that `paceline board` printed.\n", 401)
-        host = headers.get("host", "")
+        host, origin, site = headers.get("host", ""), headers.get("origin"), headers.get("sec-fetch-site")
         if not self._is_own_name(host):
             return PlainTextResponse("Unknown host name: open the URL that `paceline board` printed.\n", 403)
-        origin = headers.get("origin")
         if origin is not None and origin.lower().partition("://")[2] != host.lower():
             return PlainTextResponse("Cross-origin requests are not allowed.\n", 403)
-        if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+        if site == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
             return PlainTextResponse("Cross-site requests are not allowed.\n", 403)
-        if scope["method"] not in READING and not self._may_write(headers):
+        # The token in a URL is not enough to write, because a URL is easy to pass on by mistake.
+        from_page = in_cookie and origin is not None and site in (None, "same-origin")
+        if request.scope["method"] not in READING and not (as_bearer or from_page):
             return PlainTextResponse("Write requests need an Origin and the cookie, or an Authorization header.\n", 403)
         return None
 
-    def _may_write(self, headers: Headers) -> bool:
-        """Return whether a request with a valid token comes from the board's page or from a program.
-
-        The token in a URL is not enough to write, because a URL is easy to pass on by mistake.
-        """
-        if self._is_token(headers.get("authorization", "").removeprefix("Bearer ")):
-            return True
-        from_page = headers.get("origin") is not None and headers.get("sec-fetch-site", "same-origin") == "same-origin"
-        return from_page and any(map(self._is_token, self._cookies_of(headers)))
-
     def _is_token(self, text: str) -> bool:
         return secrets.compare_digest(text.encode(), self._token.encode())
-
-    def _cookies_of(self, headers: Headers) -> list[str]:
-        """Return the tokens in a request's cookies."""
-        tokens = []
-        for line in headers.getlist("cookie"):
-            try:
-                cookies = SimpleCookie(line)
-            except CookieError:
-                continue
-            if self._cookie in cookies:
-                tokens.append(cookies[self._cookie].value)
-        return tokens
 
     def _is_own_name(self, host: str) -> bool:
         """Return whether a Host header contains one of this machine's names.
@@ -112,11 +94,6 @@ class Guard:
         except ValueError:
             return False
         return name in self._names or (self._any_address and _is_address(name))
-
-
-def _token_in_url(scope: Scope) -> str:
-    query: bytes = scope["query_string"]
-    return parse_qs(query.decode("latin-1")).get("token", [""])[0]
 
 
 def _is_address(name: str) -> bool:

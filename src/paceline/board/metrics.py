@@ -3,8 +3,8 @@
 At first, each value is one point. When the capacity is reached, each pair of neighbouring points is merged into one
 point with their mean and range, which halves the number of points. So memory is bounded, and no value is read twice.
 
-Each byte is read once. Broken lines are counted, and a truncated file is read again from the start. A large file is
-sampled first, so that its curves appear immediately. Once the whole file has been read, its values replace the samples.
+Each byte is read once. Broken lines are counted, and a truncated file is read again from the start. A large local file
+is sampled first, so that its curves appear immediately; once it has been read completely, its values replace these.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import math
 import threading
 from collections.abc import Sequence
-from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -114,11 +113,8 @@ def _merge(points: Numbers, starts: npt.NDArray[np.intp]) -> Numbers:
 
 
 CHUNK = 2**18  # bytes read at a time; parsing a small chunk does not delay requests for long
-LARGE = 2**17  # bytes; a file of at least this size is sampled first
-LARGE_REMOTE = 2**21  # the same for remote files, where each sample is a request
-MAX_PROBES = 256
-BYTES_PER_PROBE = 2**14  # a file is sampled once for this many bytes
-PROBE_BYTES = 4096
+LARGE = 2**20  # bytes; a local file of at least this size is sampled first
+NUM_PROBES, PROBE_BYTES = 256, 4096  # samples of a file
 MAX_NAMES = 1000  # maximum number of metrics per run
 MARK = 96  # number of bytes before the read position that are compared to detect a replaced file
 LARGEST_VALUE = float(np.finfo(np.float32).max)  # the page receives curves as float32, and sums must not overflow
@@ -139,32 +135,24 @@ class Table:
 
     def add(self, rows: Sequence[JsonObject]) -> None:
         """Append lines of metrics.jsonl to the series."""
-        if rows:
-            with self.lock:
-                self._add(rows)
-
-    def _add(self, rows: Sequence[JsonObject]) -> None:
-        alike: dict[tuple[str, ...], list[int]] = {}  # the lines with the same metrics
+        axes = np.array([[_number(row.get(name)) for row in rows] for name in _AXES])
+        columns: dict[str, tuple[list[int], list[float]]] = {}
         for number, row in enumerate(rows):
-            alike.setdefault(tuple(row), []).append(number)
-        axes = np.full((len(_AXES), len(rows)), np.nan)
-        columns: dict[str, list[tuple[list[int], Numbers]]] = {}
-        for names, numbers in alike.items():
-            for name, values in zip(names, _columns([rows[number] for number in numbers]), strict=True):
-                if name in _AXES:
-                    axes[_AXES.index(name), numbers] = values
-                elif name in self.series or np.isfinite(values).any():
-                    columns.setdefault(name, []).append((numbers, values))
-        for name, parts in columns.items():
-            at = np.concatenate([np.array(numbers) for numbers, _ in parts])
-            order = np.argsort(at)  # grouping lines by their set of metrics has changed the order of the values
-            at, values = at[order], np.concatenate([part for _, part in parts])[order]
-            self._series(name).extend(axes[0, at], axes[1, at], values)
-        self.lines += len(rows)
-        last_images, last_seconds, last_time = axes[:, -1]
-        self.images = int(last_images) if math.isfinite(last_images) else self.images
-        self.seconds = float(last_seconds) if math.isfinite(last_seconds) else self.seconds
-        self.time = float(last_time) if math.isfinite(last_time) else self.time
+            for name, value in row.items():
+                if name not in _AXES:
+                    at, values = columns.setdefault(name, ([], []))
+                    at.append(number)
+                    values.append(_number(value))
+        with self.lock:
+            for name, (at, values) in columns.items():
+                if name in self.series or np.isfinite(values).any():
+                    self._series(name).extend(axes[0, at], axes[1, at], np.array(values))
+            self.lines += len(rows)
+            if rows:
+                images, seconds, now = (float(newest) for newest in axes[:, -1])
+                self.images = int(images) if math.isfinite(images) else self.images
+                self.seconds = seconds if math.isfinite(seconds) else self.seconds
+                self.time = now if math.isfinite(now) else self.time
 
     def _series(self, name: str) -> Series:
         series = self.series.get(name)
@@ -182,62 +170,58 @@ class MetricsReader:
 
     def __init__(self, files: Files, folder: str) -> None:
         self._files, self._name = files, f"{folder}/{METRICS}" if folder else METRICS
-        self._restart()
+        self.read_share = 0.0  # fraction of the file that has been read
         self._preview: Table | None = None
+        self._restart()
+
+    @property
+    def table(self) -> Table:
+        """The series for the whole file, or for samples of it while the file is still being read."""
+        return self._preview or self._whole
 
     def _restart(self) -> None:
         self._whole = Table()
         self._position, self._mark, self._skipping = 0, b"", False
         self.broken = 0
-        self.size = 0
-
-    @property
-    def table(self) -> Table:
-        """The series for the whole file, or for the samples while the file is still being read."""
-        return self._preview or self._whole
-
-    @property
-    def read_share(self) -> float:
-        """The fraction of the file that has been read, from 0 to 1."""
-        return 1.0 if self._preview is None else min(1.0, self._position / max(1, self.size))
-
-    def preview(self, size: int) -> None:
-        """Read samples of a large file, so that its curves appear before the whole file has been read."""
-        if self._position or self._preview or size < (LARGE if self._files.local else LARGE_REMOTE):
-            return
-        num_probes = min(MAX_PROBES, size // BYTES_PER_PROBE)
-        self.size = size
-        starts = np.linspace(0, size - PROBE_BYTES, num_probes).astype(int).tolist()
-        lines: list[bytes] = []
-        for number, piece in enumerate(self._files.sample(self._name, starts, PROBE_BYTES)):
-            whole = piece.split(b"\n")[number > 0 : -1]  # the first and last lines of a sample may be incomplete
-            lines += whole[-1:] if number == num_probes - 1 else whole[:1]
-        rows, _ = _parse(lines)
-        table = Table()
-        table.add(rows)
-        self._preview = table if rows else None
 
     def advance(self, size: int) -> bool:
         """Read the next chunk of a file of `size` bytes; return False if there is nothing more to read."""
-        self.size = size
+        if self._files.local and size >= LARGE and not self._position and not self._preview:
+            self._preview = self._sampled(size)
+            return True
+        more = self._read_chunk(size)
+        self.read_share = self._position / size if more and self._position < size else 1.0
+        if self.read_share == 1:
+            self._preview = None
+        return more
+
+    def _sampled(self, size: int) -> Table:
+        """Read samples of a large file, so that its curves appear before the whole file has been read."""
+        starts = np.linspace(0, size - PROBE_BYTES, NUM_PROBES).astype(int).tolist()
+        lines: list[bytes] = []
+        for start in starts:
+            piece = self._files.read(self._name, start, start + PROBE_BYTES)
+            whole = piece.split(b"\n")[start > 0 : -1]  # the first and last lines of a sample may be incomplete
+            lines += whole[-1:] if start == starts[-1] else whole[:1]
+        table = Table()
+        table.add(_parse(lines)[0])
+        return table
+
+    def _read_chunk(self, size: int) -> bool:
         if size < self._position:
             self._restart()
         if size == self._position:
-            self._preview = None if self._mark else self._preview
             return False
         start = self._position - len(self._mark)
         content = self._files.read(self._name, start, min(size, self._position + CHUNK))
         if content[: len(self._mark)] != self._mark:
             self._restart()
             return True
-        content = content[len(self._mark) :]
-        whole, newline, rest = content.rpartition(b"\n")
+        whole, newline, rest = content[len(self._mark) :].rpartition(b"\n")
         if newline:
             self._take(whole, len(whole) + 1)
         elif len(rest) >= CHUNK:  # the line is longer than a chunk
             self._skip_line(len(rest))
-        if self._position >= size or not newline:
-            self._preview = None
         return bool(newline) or len(rest) >= CHUNK
 
     def _take(self, whole: bytes, length: int) -> None:
@@ -272,32 +256,11 @@ def _parse(lines: Sequence[bytes]) -> tuple[list[JsonObject], int]:
             return rows, 0
     except (ValueError, KeyError, RecursionError):
         pass
-    found = [parse_line(line) for line in lines]
-    whole: list[JsonObject] = [dict(row) for row in found if row is not None]
+    whole = [row for line in lines if (row := parse_line(line)) is not None]
     return whole, len(lines) - len(whole)
 
 
-def _columns(rows: Sequence[JsonObject]) -> Numbers:
-    """Return one row of values per metric, for lines with the same metrics.
-
-    Values that are not numbers, or are too large, become NaN.
-    """
-    values = list(chain.from_iterable(map(dict.values, rows)))
-    if not set(map(type, values)) <= _NUMBERS:
-        values = [_number(value) for value in values]
-    try:
-        table = np.array(values, dtype=np.float64)
-    except OverflowError:  # an integer is too large for a float
-        table = np.array([_number(value) for value in values])
-    table[np.abs(table) > LARGEST_VALUE] = np.nan
-    return table.reshape(len(rows), -1).T
-
-
-_NUMBERS = {int, float, type(None)}
-
-
 def _number(value: Json) -> float:
-    try:
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    except OverflowError:
-        return math.nan
+    """Return a value as a number; NaN for values of other types and for numbers that are too large."""
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    return float(number) if abs(number) <= LARGEST_VALUE else math.nan

@@ -1,4 +1,4 @@
-"""One run, read from its files: state, progress, settings, samples and the last log lines."""
+"""One run, read from its files: state, progress, settings, samples and logs."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import math
 import re
 import socket
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from paceline.board.files import UNREADABLE, Entry, Files
-from paceline.board.logs import failure_tail, log_files
 from paceline.board.metrics import Extreme, MetricsReader, Table
 from paceline.board.notes import NOTES, Notes
 from paceline.config.files import PROVENANCE
 from paceline.core.files import LOCK, parse_toml
-from paceline.core.text import HIDDEN, is_private_name, redact
+from paceline.core.text import HIDDEN, is_private_name, printable, printable_lines, redact
 from paceline.core.types import JsonObject
 from paceline.runs.metrics import METRICS, REAL_IMAGES, SAMPLE_NAME, SAMPLES
 from paceline.runs.record import CONFIG
@@ -75,16 +77,15 @@ class Run:
         self.revision += bool(changed) or before != (self.state, self.reason)
         self._versions = versions
 
-    @property
-    def metrics_size(self) -> int:
-        """The size of the metrics file in bytes."""
-        return self._entries[METRICS].size if METRICS in self._entries else 0
-
     def read_more(self) -> bool:
         """Read the next chunk of the metrics; return False if everything has been read."""
         table = self.metrics.table
         lines = table.lines
-        more = self.metrics.advance(self.metrics_size)
+        size = self._entries[METRICS].size if METRICS in self._entries else 0
+        try:
+            more = self.metrics.advance(size)
+        except OSError:  # the file was removed or truncated after its folder was listed
+            return False
         if self.metrics.table is not table or table.lines != lines:
             self.revision += 1
         return more
@@ -92,6 +93,7 @@ class Run:
     def summary(self) -> JsonObject:
         """Return the run's summary for the list of runs."""
         table, read_share, status = self.metrics.table, self.metrics.read_share, self.status
+        mirror = asdict(self.mirror) if self.mirror else None
         with table.lock:
             return {
                 "id": self.identity,
@@ -106,7 +108,7 @@ class Run:
                 "total_images": status.total_images if status else 0,
                 "seconds": table.seconds,
                 "last_line_time": table.time or None,
-                "mirror": self._mirror_summary(),
+                "mirror": mirror and mirror | {name: redact(mirror[name]) for name in ("url", "error")},
                 "lines": table.lines,
                 "broken_lines": self.metrics.broken,
                 "read_share": round(read_share, 3),
@@ -119,12 +121,6 @@ class Run:
                 "last_values": {name: series.last for name, series in table.series.items()},
                 "time_split": {**_time_split(table)} if read_share == 1 else {},
             }
-
-    def _mirror_summary(self) -> JsonObject | None:
-        """Return the state of the run's mirror with credentials hidden, or None if it has no mirror."""
-        if self.mirror is None:
-            return None
-        return {name: redact(value) if isinstance(value, str) else value for name, value in asdict(self.mirror).items()}
 
     def settings(self) -> dict[str, JsonObject]:
         """Return the run's settings and its provenance (versions and hardware), with credentials hidden."""
@@ -261,3 +257,76 @@ def _extreme(name: str, extreme: Extreme | None) -> JsonObject:
     """Return an extreme value, and the number of images seen at that value."""
     at = extreme.images if extreme and math.isfinite(extreme.images) else None
     return {name: extreme.value if extreme else None, f"{name}_at": at}
+
+
+TAIL_BYTES = 2**16
+CHUNK = 2**20  # bytes of a log that are searched at a time
+MAX_SEARCHED_BYTES = 2**26  # only the end of a larger log is searched
+MAX_MATCHES = 500
+MAX_LINE = 2000  # characters shown of a matching line
+NUM_TAIL_LINES = 12
+_LOG_NAME = re.compile(r"rank-(\d{1,6})\.txt")
+
+
+class Found(NamedTuple):
+    """The result of a search through a log."""
+
+    matches: list[tuple[int, str]]  # line number in the searched part, counted from 1, and text; the last if many
+    total: int
+    searched_share: float  # fraction of the file that was searched; below 1 for a very large file
+
+
+def log_files(files: Files, folder: str) -> dict[int, Entry]:
+    """Return the log file of each rank in a folder."""
+    found = [entry for entry in files.entries(folder) if not entry.is_folder]
+    entries = {_LOG_NAME.fullmatch(entry.basename): entry for entry in found}
+    return dict(sorted((int(match[1]), entry) for match, entry in entries.items() if match))
+
+
+def tail(files: Files, entry: Entry, at_most: int = TAIL_BYTES) -> str:
+    """Return the end of a log, with credentials hidden."""
+    content = files.read(entry.name, max(0, entry.size - at_most), entry.size)
+    text = content.decode(errors="replace")
+    if entry.size > at_most:
+        text = text.partition("\n")[2]
+    return printable_lines(redact(text))
+
+
+def search(files: Files, entry: Entry, text: str) -> Found:
+    """Find the lines of a log that contain a text, regardless of case, with credentials hidden."""
+    wanted = text.casefold()
+    size = min(entry.size, MAX_SEARCHED_BYTES)
+    matches: deque[tuple[int, str]] = deque(maxlen=MAX_MATCHES)
+    total = 0
+    for number, line in enumerate(_lines(files, entry, entry.size - size), start=1):
+        if wanted not in line.casefold():
+            continue
+        shown = printable(redact(line)[:MAX_LINE].rstrip("\r"))
+        if wanted in shown.casefold():  # the text may be part of a credential, which a search must not reveal
+            total += 1
+            matches.append((number, shown))
+    return Found(list(matches), total, size / entry.size if entry.size else 1.0)
+
+
+def _lines(files: Files, entry: Entry, start: int) -> Iterator[str]:
+    rest = b""
+    while start < entry.size and (content := files.read(entry.name, start, min(start + CHUNK, entry.size))):
+        start += len(content)
+        *lines, rest = (rest + content).split(b"\n")
+        for line in lines:
+            yield line.decode(errors="replace")
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+def failure_tail(files: Files, logs: Sequence[Entry]) -> list[str]:
+    """Return the last log lines of the rank that failed first or, if none did, of the rank that printed last."""
+    ends: dict[Entry, str] = {}
+    for entry in logs:
+        with suppress(*UNREADABLE):
+            ends[entry] = tail(files, entry, TAIL_BYTES // 4)
+    if not ends:
+        return []
+    failed = [entry for entry, text in ends.items() if "Traceback" in text]
+    chosen = min(failed, key=attrgetter("changed")) if failed else max(ends, key=attrgetter("changed"))
+    return [line for line in ends[chosen].splitlines() if line.strip()][-NUM_TAIL_LINES:]

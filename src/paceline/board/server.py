@@ -22,12 +22,11 @@ from starlette.routing import Route
 
 from paceline import __version__
 from paceline.board.files import UNREADABLE, Files, LocalFiles
-from paceline.board.gallery import MAX_FOLDERS, CountRequests, Gallery
+from paceline.board.gallery import MAX_FOLDERS, Gallery
 from paceline.board.guard import Guard
-from paceline.board.logs import search, tail
 from paceline.board.metrics import CAPACITY, ROWS, Numbers
 from paceline.board.notes import Notes, check_notes, write_notes
-from paceline.board.run import Run, make_row
+from paceline.board.run import Run, make_row, search, tail
 from paceline.core.files import parse_json, why
 from paceline.core.types import Json, JsonObject
 
@@ -111,7 +110,6 @@ def make_app(gallery: Gallery, token: str, host: str, port: int, editor: NoteEdi
     ]
     middleware = [
         Middleware(Guard, token=token, host=host, port=port),
-        Middleware(CountRequests, requests=gallery.requests),
         Middleware(GZipMiddleware, minimum_size=2000, compresslevel=1),
     ]
     return Starlette(routes=routes, middleware=middleware)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,19 +21,27 @@ from paceline.cli.flags import (
     Trust,
     Vgg,
     Weights,
+    check_names,
     in_one_line,
     with_name,
     with_optional_values,
     with_options,
-    with_settings,
     with_vgg,
 )
 from paceline.cli.help import CONTEXT, EXAMPLES, Command, Commands
-from paceline.cli.images import apply, export, import_weights, measure, predict, sample
 from paceline.cli.launch import launch
 from paceline.cli.start import Interrupted, exit_code, message
-from paceline.cli.tools import board, doctor, new, pack, settings
-from paceline.commands.options import Checkpoint, Interpolate, InterpolateWith, PlanOptions
+from paceline.commands.options import (
+    Accelerator,
+    ApplyOptions,
+    Checkpoint,
+    Interpolate,
+    InterpolateWith,
+    MeasureOptions,
+    PlanOptions,
+    SampleOptions,
+)
+from paceline.compare import Options
 from paceline.config import flags as command_settings
 from paceline.core.errors import UserError, describe_limit
 from paceline.core.output import is_lost, outlive_stdout
@@ -54,7 +64,7 @@ app.add_typer(launch, name="launch")
 
 
 @app.command(cls=Command, epilog=EXAMPLES["train"])
-@with_settings()
+@with_options()
 def train(
     recipe: RecipeName,
     flags: Flags,
@@ -77,7 +87,7 @@ def train(
 
 
 @app.command(cls=Command, epilog=EXAMPLES["evaluate"])
-@with_settings(command_settings.SETTINGS_OF_EVALUATE, defaults=command_settings.DEFAULTS_OF_EVALUATE)
+@with_options(command_settings.SETTINGS_OF_EVALUATE, defaults=command_settings.DEFAULTS_OF_EVALUATE)
 def evaluate(
     run: Weights,
     flags: Flags,
@@ -105,7 +115,7 @@ def evaluate(
 
 
 @app.command(cls=Command, epilog=EXAMPLES["verify"])
-@with_settings(but=command_settings.SETTINGS_NOT_IN_VERIFY, defaults={"devices": command_settings.VERIFY_DEVICES})
+@with_options(but=command_settings.SETTINGS_NOT_IN_VERIFY, defaults={"devices": command_settings.VERIFY_DEVICES})
 def verify(
     recipe: RecipeName,
     flags: Flags,
@@ -136,32 +146,14 @@ def verify(
 
 
 @app.command(cls=Command, epilog=EXAMPLES["compare"])
-@with_settings(defaults={"devices": command_settings.COMPARE_DEVICES})
+@with_options(defaults={"devices": command_settings.COMPARE_DEVICES})
 def compare(
     what: Annotated[
         list[str],
         typer.Argument(metavar="RECIPE|RUN…", help="comma-separated recipes to train, or folders of finished runs"),
     ],
     flags: Flags,
-    strategies: Annotated[str | None, typer.Option(help=f"strategies (default: {command_settings.STRATEGIES})")] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="comma-separated random seeds; tables show the mean and the spread (default: 0)")
-    ] = None,
-    scaling: Annotated[
-        str | None, typer.Option(help="strong: --batch-size is global (default); weak: --batch-size is per device")
-    ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="train up to N runs at a time, on separate GPUs or CPU cores (default: 1)"),
-    ] = None,
-    verify: Annotated[
-        bool | None,
-        typer.Option("--verify/--no-verify", help="also check that all strategies produce the same weights"),
-    ] = None,
-    step_ladder: Annotated[
-        bool | None,
-        typer.Option("--step-ladder/--no-step-ladder", help="also measure what limits speed on several devices"),
-    ] = None,
+    options: Options,
     across_recipes: Annotated[
         bool,
         typer.Option(
@@ -178,18 +170,16 @@ def compare(
     --devices and --batch-size accept comma-separated lists. Run the same command again to resume.
     """
     from paceline.commands.compare import compare_recipes, compare_runs
-    from paceline.compare.cells import are_runs
-    from paceline.compare.grid import Options
+    from paceline.compare.grid import are_runs
 
-    options = Options(strategies, seeds, scaling, jobs, verify, step_ladder, config, tuple(with_vgg(set_, vgg)))
+    options = replace(options, config_file=config, assignments=tuple(with_vgg(set_, vgg)))
     if are_runs(what):
         raise typer.Exit(compare_runs(what, flags, options, across_recipes))
     raise typer.Exit(compare_recipes([name for word in what for name in word.split(",")], flags, options))
 
 
 @app.command(cls=Command, epilog=EXAMPLES["plan"])
-@with_settings(but=command_settings.SETTINGS_NOT_IN_PLAN, defaults={"devices": command_settings.PLAN_DEVICES})
-@with_options
+@with_options(but=command_settings.SETTINGS_NOT_IN_PLAN, defaults={"devices": command_settings.PLAN_DEVICES})
 def plan(
     recipe: RecipeName,
     flags: Flags,
@@ -207,9 +197,250 @@ def plan(
     raise typer.Exit(job(recipe, flags, options, config_file=config, assignments=with_vgg(set_, vgg)))
 
 
-for command in (pack, doctor, board, settings, new, sample, apply, predict, measure, import_weights, export):
-    name = command.__name__.removesuffix("_weights")
-    app.command(name, cls=Command, epilog=EXAMPLES[name])(command)
+@app.command(cls=Command, epilog=EXAMPLES["sample"])
+@with_options()
+def sample(
+    run: Weights,
+    options: SampleOptions,
+    out: Annotated[
+        str, typer.Option(help="file to write: .png, or .gif or .webp for animations (default: in the run folder)")
+    ] = "",
+    next_to: Annotated[
+        str, typer.Option(help="second run, whose images are shown alongside the first run's", metavar="RUN")
+    ] = "",
+    trust: Trust = False,
+) -> None:
+    """Save sample images from a run: a grid for generators, side-by-side strips for other image models.
+
+    The random inputs or held-out images are always the same, so that runs and checkpoints can be compared.
+    """
+    from paceline.commands.sample import sample as job
+
+    raise typer.Exit(job([run, *filter(None, [next_to])], out, options))
+
+
+@app.command(cls=Command, epilog=EXAMPLES["apply"])
+@with_options()
+def apply(
+    run: Weights,
+    images: Annotated[
+        list[str], typer.Argument(metavar="IMAGES…", help="images to process: files, folders or glob patterns")
+    ],
+    out: Annotated[str, typer.Option(help="the folder to write to", metavar="DIR")],
+    options: ApplyOptions,
+    trust: Trust = False,
+) -> None:
+    """Upscale, restore or translate images of any size."""
+    from paceline.commands.apply import apply as job
+
+    raise typer.Exit(job(run, images, out, options))
+
+
+@app.command(cls=Command, epilog=EXAMPLES["measure"])
+@with_options()
+def measure(
+    results: Annotated[str, typer.Argument(metavar="RESULTS", help="a folder of images, or one image")],
+    targets: Annotated[str, typer.Argument(metavar="TARGETS", help="a folder of target images, or one image")],
+    options: MeasureOptions,
+) -> None:
+    """Compare images from any program with their targets: PSNR, SSIM, LPIPS, FID, IoU and Dice."""
+    from paceline.commands.measure import measure as job
+
+    raise typer.Exit(job(results, targets, options))
+
+
+@app.command(cls=Command, epilog=EXAMPLES["predict"])
+def predict(
+    run: Weights,
+    images: Annotated[
+        list[str], typer.Argument(metavar="IMAGES…", help="images to classify: files, folders or glob patterns")
+    ],
+    top: Annotated[int, typer.Option(min=1, help="number of classes to list per image")] = 5,
+    out: Annotated[str, typer.Option(help="also write predictions to this .csv file", metavar="FILE")] = "",
+    checkpoint: Checkpoint = "best",
+    accelerator: Accelerator = "",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the file if it exists")] = False,
+    trust: Trust = False,
+) -> None:
+    """Classify images with a trained classifier.
+
+    Each image is centre-cropped and scaled to the size that was used to evaluate the run.
+    """
+    from paceline.commands.apply import predict as job
+
+    raise typer.Exit(job(run, images, top, out, checkpoint, accelerator, overwrite=overwrite))
+
+
+@app.command("import", cls=Command, epilog=EXAMPLES["import"])
+def import_weights(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE…",
+            help="a .pth or .safetensors file; for translation, all .pth files or the folder that contains them",
+        ),
+    ],
+    out: Annotated[str, typer.Option(help="the .safetensors file to write", metavar="FILE")],
+    recipe: Annotated[
+        str,
+        typer.Option(
+            help="recipe that the weights are for: classification for timm, super_resolution for SRGAN, esrgan for "
+            "RRDBNet with a discriminator, translation for pix2pix and DeepLIIF; without --recipe, the network must be "
+            "one that spandrel recognises"
+        ),
+    ] = "",
+    preset: Annotated[str, typer.Option(help="named set of settings defined by the recipe")] = "",
+    set_: Assignments = [],  # noqa: B006
+) -> None:
+    """Import weights from other projects: networks known to spandrel, timm classifiers, SRGAN, pix2pix and others.
+
+    The package spandrel recognises networks such as ESRGAN, SwinIR and NAFNet. Other files need --recipe.
+    """
+    from paceline.commands.convert import import_weights as job
+
+    raise typer.Exit(job(files, recipe, out, preset, set_))
+
+
+@app.command(cls=Command, epilog=EXAMPLES["export"])
+def export(
+    run: Weights,
+    out: Annotated[str, typer.Option(help="the .onnx file to write", metavar="FILE")],
+    checkpoint: Checkpoint = "best",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the file if it exists")] = False,
+    interpolate: Interpolate = 1.0,
+    interpolate_with: InterpolateWith = "",
+    trust: Trust = False,
+) -> None:
+    """Export a trained model to ONNX and compare its results with PyTorch's.
+
+    Image-to-image models take images of any size and return images; all values are in [-1, 1]. Classifiers take uint8
+    images of the size used in evaluation and return class probabilities. Generators take noise and return images with
+    values in [-1, 1].
+    """
+    from paceline.commands.convert import export as job
+    from paceline.inference.trained import Blend
+
+    raise typer.Exit(job(run, out, checkpoint, overwrite=overwrite, blend=Blend(interpolate, interpolate_with)))
+
+
+@app.command(cls=Command, epilog=EXAMPLES["doctor"])
+@with_options(command_settings.SETTINGS_OF_DOCTOR)
+def doctor(
+    flags: Flags,
+    self_test: Annotated[
+        bool,
+        typer.Option(
+            "--self-test",
+            help="run a short `paceline verify` and time an all-reduce; on several GPUs, test a CUDA graph",
+        ),
+    ] = False,
+    loaders: Annotated[bool, typer.Option("--loaders", help="measure the throughput of each loader on --data")] = False,
+    set_: Assignments = [],  # noqa: B006
+) -> None:
+    """Show this machine's hardware and software, and which strategies and loaders can run on it."""
+    from paceline.commands.doctor import doctor as job
+    from paceline.commands.doctor import measure_loaders_here
+
+    if loaders and self_test:
+        raise UserError("--self-test: cannot be combined with --loaders; run them separately")
+    if loaders:
+        raise typer.Exit(measure_loaders_here(flags, set_))
+    if flags or set_:
+        first = next((f"--{name.replace('_', '-')}" for name in flags), "--set")
+        raise UserError(f"{first}: only used with --loaders; add --loaders")
+    raise typer.Exit(job(self_test))
+
+
+@app.command(cls=Command, epilog=EXAMPLES["board"])
+def board(
+    runs: Annotated[
+        str, typer.Argument(metavar="RUNS", help="a folder that contains runs, or a URL like s3://…")
+    ] = "runs",
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="port to listen on; 0 picks a free port (default: 6116)")
+    ] = None,
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    edit: Annotated[
+        bool | None,
+        typer.Option(
+            "--edit/--read-only",
+            help="whether the page can edit tags and notes (default: only if --host is a loopback address)",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Serve a live web page that shows local or remote runs."""
+    from paceline.commands.board import board as job
+
+    raise typer.Exit(job(runs, host, port, edit))
+
+
+@app.command(cls=Command, epilog=EXAMPLES["settings"])
+def settings(
+    recipe: Annotated[
+        str, typer.Argument(metavar="[RECIPE]", help="name of a recipe, or path to your own .py file")
+    ] = "",
+    data: Annotated[
+        str, typer.Option(help="name of a source, or path to your own .py file (default: the recipe's source)")
+    ] = "",
+    preset: Annotated[str, typer.Option(help="named set of settings defined by the recipe")] = "",
+) -> None:
+    """List the settings of a recipe and a source, with the values that a run would use."""
+    check_names(recipe or None, data or None)
+    from paceline.commands.settings import settings as job
+
+    raise typer.Exit(job(recipe, data, preset))
+
+
+@app.command(cls=Command, epilog=EXAMPLES["new"])
+def new(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="recipe|gan|source", help="what to write: a recipe, a source, or a gan (a recipe with two networks)"
+        ),
+    ],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="name of the recipe or source, also used as the file name")
+    ],
+) -> None:
+    """Write a small working recipe or source to start from."""
+    from paceline.commands.new import new as job
+
+    path = job(kind, name, Path.cwd())
+    print(
+        f"wrote {path.name}; try: paceline train {'classification --data ./' if kind == 'source' else './'}{path.name}"
+    )
+
+
+@app.command(cls=Command, epilog=EXAMPLES["pack"])
+@with_options(command_settings.SETTINGS_OF_PACK, defaults={"data": "photos"})
+def pack(
+    origin: Annotated[
+        str, typer.Argument(metavar="SRC", help="a folder of images, an .npz file, or the name of a data source")
+    ],
+    destination: Annotated[str, typer.Argument(metavar="DST", help="the folder to create for the packed files")],
+    flags: Flags,
+    to_shards: Annotated[
+        bool, typer.Option("--to-shards", help="write tar files in the WebDataset layout instead, without decoding")
+    ] = False,
+    shard_mb: Annotated[int, typer.Option(min=1, help="approximate size of a tar file in MB, for --to-shards")] = 256,
+    train_only: Annotated[
+        bool, typer.Option("--train-only", help="hold out no images for testing: write a training split only")
+    ] = False,
+    set_: Assignments = [],  # noqa: B006
+) -> None:
+    """Decode all images in a source once, into memory-mapped files; run the same command again to resume."""
+    from paceline.config.files import parse_assignments
+
+    chosen = parse_assignments(set_)
+    if to_shards:
+        from paceline.commands.pack import pack_to_shards
+
+        raise typer.Exit(pack_to_shards(origin, destination, flags, chosen, shard_mb, train_only=train_only))
+    from paceline.commands.pack import pack as job
+
+    raise typer.Exit(job(origin, destination, flags, chosen, train_only=train_only))
 
 
 @app.callback(invoke_without_command=True)

@@ -1,10 +1,9 @@
-"""Arguments and flags that commands share, and the values that the shell suggests for them."""
+"""Arguments and flags that commands share."""
 
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from difflib import get_close_matches
 from functools import cache
@@ -14,43 +13,18 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get
 
 import typer
 
-from paceline.config.flags import COMMON, COMMON_ALIASES, FLAGS, SourceFlags
+from paceline.config.flags import ALIASES, FLAGS, SourceFlags
 from paceline.config.settings import LearnerSettings
 from paceline.core.errors import UserError
 from paceline.core.files import SAFETENSORS
-from paceline.core.registry import PluginKind, check_name, names, preset_names
+from paceline.core.registry import check_name, names
 from paceline.core.trust import set_trust
 from paceline.core.types import SettingValue
-
-Completion = Callable[..., list[str]]
-PLUGINS: dict[str, PluginKind] = {"data": "source", "strategy": "strategy", "loader": "loader", "loggers": "logger"}
 
 
 def complete_recipe(incomplete: str) -> list[str]:
     """Return the recipes whose names start with the given text."""
-    return _starting_with(incomplete, names("recipe"))
-
-
-def completion_of(setting: str, hint: Any) -> Completion | None:
-    """Return a function that suggests values for a setting; None if there is no list of its values."""
-    if setting == "preset":
-        return _complete_preset
-    if setting in PLUGINS:
-        return lambda incomplete: _starting_with(incomplete, names(PLUGINS[setting]))
-    if get_origin(hint) is Literal:
-        return lambda incomplete: _starting_with(incomplete, map(str, get_args(hint)))
-    return None
-
-
-def _complete_preset(ctx: typer.Context, incomplete: str) -> list[str]:
-    # The parser stops at the flag whose value is missing, before it assigns the arguments to their names.
-    given = [*ctx.args, *filter(None, [ctx.params.get("recipe")])]
-    recipe = next((name for name in given if name in names("recipe")), "")
-    return _starting_with(incomplete, preset_names(recipe))
-
-
-def _starting_with(incomplete: str, values: Iterable[str]) -> list[str]:
-    return [value for value in values if value.startswith(incomplete)]
+    return [name for name in names("recipe") if name.startswith(incomplete)]
 
 
 Command = Callable[..., None]
@@ -105,63 +79,57 @@ Assignments = Annotated[
 ]
 
 
-def with_settings(
+def with_options(
     only: Collection[str] = (),
     *,
     but: Collection[str] = (),
     defaults: Mapping[str, SettingValue] = MappingProxyType({}),
 ) -> Callable[[Command], Command]:
-    """Return a decorator that adds flags to a command: one for each setting that has a flag, except those in `but`.
+    """Return a decorator that declares the options which a command receives in its parameters `flags` and `options`.
 
-    With `only`, add the flags of these settings. The command receives the user's flags in its parameter `flags`.
-    `defaults` replaces the defaults shown in its help.
+    `flags` stands for one flag for each setting that has one, except those in `but`, or only those in `only`; the
+    command receives those that the user gave. `defaults` replaces the defaults shown in its help. `options` stands for
+    the annotated fields of its dataclass. A command that reads a settings file also gets the option --trust.
     """
 
-    def with_flags(command: Command) -> Command:
-        def wrapped(**arguments: Any) -> None:
-            if "trust" not in declared:
-                arguments.pop("trust", None)  # the option's callback has already recorded --trust
-            flags = {name: arguments.pop(name) for name in options}
-            check_names(arguments.get("recipe"), flags.get("data"))
-            command(**arguments, flags={name: value for name, value in flags.items() if value is not None})
-
+    def declare(command: Command) -> Command:
+        parameters = inspect.signature(command, eval_str=True).parameters
+        group = parameters["options"].annotation if "options" in parameters else None
+        options = {f.name: _parameter(f.name, hint, f.default) for f, hint in _annotated(group)} if group else {}
         chosen = [(f, hint) for f, hint in _fields_with_flags() if f.name not in but and (f.name in only or not only)]
-        options = {f.name: _option(f, hint, defaults) for f, hint in chosen}
-        declared = inspect.signature(command, eval_str=True).parameters
-        own = [_parameter(name, p.annotation, p.default) for name, p in declared.items() if name != "flags"]
-        own += [_parameter("trust", Trust, False)] if "config" in declared else []
-        arguments = [p for p in own if p.default is inspect.Parameter.empty]
-        _declare(wrapped, command, [*arguments, *options.values(), *(p for p in own if p not in arguments)])
+        settings = {f.name: _option(f, hint, defaults) for f, hint in chosen} if "flags" in parameters else {}
+        adds_trust = "config" in parameters
+
+        def wrapped(**arguments: Any) -> None:
+            if adds_trust:
+                del arguments["trust"]  # its callback has recorded it
+            if group:
+                arguments["options"] = group(**{name: arguments.pop(name) for name in options})
+            if settings:
+                flags = {name: arguments.pop(name) for name in settings}
+                check_names(arguments.get("recipe"), flags.get("data"))
+                arguments["flags"] = {name: value for name, value in flags.items() if value is not None}
+            command(**arguments)
+
+        others = [_parameter(p.name, p.annotation, p.default) for p in parameters.values()]
+        others = [p for p in others if p.name not in ("flags", "options")]
+        others += [_parameter("trust", Trust, False)] if adds_trust else []
+        first = [p for p in others if p.default is inspect.Parameter.empty]
+        shown = [*first, *settings.values(), *options.values(), *(p for p in others if p not in first)]
+        wrapped.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {p.name: p.annotation for p in shown}
+        wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
         return wrapped
 
-    return with_flags
+    return declare
 
 
-def with_options(command: Command) -> Command:
-    """Return a command with one option for each field of its parameter `options`, which is a dataclass."""
-    own = inspect.signature(command, eval_str=True).parameters
-    group = own["options"].annotation
-    options = {f.name: _parameter(f.name, hint, f.default) for f, hint in _with_types(group)}
-
-    def wrapped(**arguments: Any) -> None:
-        chosen = {name: arguments.pop(name) for name in options}
-        command(**arguments, options=group(**chosen))
-
-    others = [_parameter(p.name, p.annotation, p.default) for p in own.values() if p.name != "options"]
-    arguments = [p for p in others if p.default is inspect.Parameter.empty]
-    _declare(wrapped, command, [*arguments, *options.values(), *(p for p in others if p not in arguments)])
-    return wrapped
+def _annotated(group: Any) -> Iterator[tuple[Field[Any], Any]]:
+    return ((f, hint) for f, hint in _with_types(group) if get_origin(hint) is Annotated)
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _declare(wrapped: Command, command: Command, parameters: list[inspect.Parameter]) -> None:
-    """Give a function these parameters, and the name and docstring of a command."""
-    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
-    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
 
 
 def check_names(recipe: str | None, data: str | None) -> None:
@@ -194,7 +162,6 @@ def _option(f: Field[Any], hint: Any, defaults: Mapping[str, Any]) -> inspect.Pa
         help=_with_default(f, hint, default),
         show_default=False,
         metavar=None if kind is bool else "VALUE",
-        autocompletion=completion_of(f.name, hint),
         rich_help_panel=FLAGS[f.name],
     )
     return _parameter(f.name, Annotated[kind | None, flag], None)
@@ -253,10 +220,8 @@ def in_one_line(error: Any) -> str:
 def _instead_of(option: str, command: Any) -> str:
     """Return a hint on what to use instead of a flag that the command does not have."""
     name = option.lstrip("-").replace("-", "_")
-    name = COMMON_ALIASES.get(name, name)
+    name = ALIASES.get(name, name)
     has = [one for parameter in command.params for one in parameter.opts if one.startswith("--")]
-    if name in COMMON and set(re.findall("--[a-z0-9-]+", COMMON[name])) <= set(has):
-        return COMMON[name]
     is_known = name in FLAGS  # a correct flag of another command
     alike = get_close_matches(f"--{name.replace('_', '-')}", has, n=1, cutoff=0.9 if is_known else 0.8)
     if alike:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.flags import Assignments, ConfigFile, Flags, RecipeName, RunName, with_name, with_settings
+from paceline.cli.flags import Assignments, ConfigFile, Flags, RecipeName, RunName, with_name, with_options
 from paceline.cli.help import CONTEXT, EXAMPLES, Command, Commands
 
 launch = typer.Typer(
@@ -34,7 +34,7 @@ def without_command(context: typer.Context) -> None:
 
 
 @launch.command(cls=Command, epilog=EXAMPLES["launch slurm"])
-@with_settings()
+@with_options()
 def slurm(
     recipe: RecipeName,
     flags: Flags,
@@ -66,7 +66,7 @@ def slurm(
 
 
 @launch.command(cls=Command, epilog=EXAMPLES["launch kubernetes"])
-@with_settings()
+@with_options()
 def kubernetes(
     recipe: RecipeName,
     flags: Flags,
@@ -109,7 +109,7 @@ def kubernetes(
 
 
 @launch.command(cls=Command, epilog=EXAMPLES["launch torchrun"])
-@with_settings()
+@with_options()
 def torchrun(
     recipe: RecipeName,
     flags: Flags,

@@ -11,24 +11,30 @@ from pathlib import Path
 from rich.markdown import Markdown
 
 from paceline.commands.configure import configure
-from paceline.compare.cells import check_kept, finished_cells
-from paceline.compare.grid import LISTS, Flags, Grid, Options, PlannedRun, check_new, check_options, check_recipes
-from paceline.compare.measured import Measured
-from paceline.compare.training import Places, threads_prefix, train_cells
+from paceline.compare import Options
+from paceline.compare.grid import (
+    LISTS,
+    Flags,
+    Grid,
+    PlannedRun,
+    check_kept,
+    check_new,
+    check_options,
+    check_recipes,
+    finished_cells,
+)
+from paceline.compare.training import Measured, Places, threads_prefix, train_cells
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
-from paceline.core.files import read_json, user_path
+from paceline.core.files import user_path
 from paceline.core.terminal import open_screen
 from paceline.core.text import print_line
-from paceline.launch.child import Start, Stopped, start_process
-from paceline.launch.fork_server import ForkServers
+from paceline.launch.child import ForkServers, Start, Stopped, start_process
 from paceline.parallel.world import uses_cuda
 from paceline.report.build import make_report, write_report
 from paceline.report.groups import check_comparable
 from paceline.report.model import Cell, Report
 from paceline.runs.folder import RunFolder
-
-REPORT = "report.json"
 
 
 def compare_runs(folders: Sequence[str], flags: Flags, options: Options, across_recipes: bool) -> int:
@@ -39,10 +45,8 @@ def compare_runs(folders: Sequence[str], flags: Flags, options: Options, across_
     data = next(cell.run.data for cell in cells if cell.run is not None)
     folder = user_path(str(flags.get("out") or f"runs/compare-finished-{'-'.join(stems)}-{Path(data).stem}"))
     missing = ["step-time breakdown and parity (only `paceline compare RECIPE` measures them)"]
-    apart = [cell.label for cell in cells if cell.run is not None and cell.run.side_by_side]
-    missing += [f"speed of {label} (the run was trained at the same time as other runs)" for label in apart]
     with _only_writer(folder):
-        _finish(make_report(_title(stems, data), cells, not_measured=missing), folder)
+        _finish(make_report(_title(stems, data), cells, not_measured=missing + _side_by_side(cells)), folder)
     return 0
 
 
@@ -57,6 +61,7 @@ def compare_recipes(recipes: Sequence[str], flags: Flags, options: Options) -> i
     data = next(iter(configs.values())).run.data
     folder = user_path(str(flags.get("out") or f"runs/compare-{'-'.join(stems)}-{Path(data).stem}"))
     planned = [_plan(one, shared, options, folder) for one in grid.cells(configs)]
+    cells = [one.cell for one in planned]
     with _only_writer(folder), _command_starter(configs) as start:
         check_kept(folder, planned)
         console = open_screen()
@@ -64,10 +69,11 @@ def compare_recipes(recipes: Sequence[str], flags: Flags, options: Options) -> i
         try:
             places = Places(options.jobs or 1, str(shared.get("gpus", "")))
             train_cells(planned, options, folder, places, console, start)
-            runs = [one.cell.run for one in planned if one.cell.run is not None]
-            if runs:
-                check_comparable(runs, across_recipes=len(configs) > 1)
-            measured.measure_speeds(planned)
+            runs = [cell.run for cell in cells if cell.run is not None]
+            if not runs:
+                print_line(f"no run finished; no report was written to {folder}", sys.stderr)
+                return 1
+            check_comparable(runs, across_recipes=len(configs) > 1)
             if options.verify is not False:
                 measured.verify(configs, shared, grid)
             if options.step_ladder is not False:
@@ -75,20 +81,24 @@ def compare_recipes(recipes: Sequence[str], flags: Flags, options: Options) -> i
         except Stopped as stop:
             print_line("stopped; run the same command again to resume (finished runs are not repeated)", sys.stderr)
             return 128 + stop.number
-        cells = [one.cell for one in planned]
-        if not runs and _has_report(folder):
-            print_line(f"no run finished; {folder}/report.html is unchanged", sys.stderr)
-            return 1
         report = make_report(
             _title(stems, data),
             cells,
             command=f"{threads_prefix()}paceline {shlex.join(sys.argv[1:])}" if "compare" in sys.argv[1:2] else "",
             step_ladders=measured.ladders_by_run(cells),
             parity=measured.parity,
-            not_measured=measured.missing,
+            not_measured=measured.missing + _side_by_side(cells),
         )
         _finish(report, folder)
         return int(any(cell.state == "failed" for cell in cells))
+
+
+def _side_by_side(cells: Sequence[Cell]) -> list[str]:
+    return [
+        f"speed of {cell.label or cell.name} (the run was trained at the same time as other runs)"
+        for cell in cells
+        if cell.run is not None and cell.run.side_by_side
+    ]
 
 
 @contextmanager
@@ -137,27 +147,11 @@ def _title(recipes: Sequence[str], data: str) -> str:
     return f"{' against '.join(recipes)} on {Path(data).stem}"
 
 
-def _has_report(folder: Path) -> bool:
-    """Return whether a folder contains a report with finished runs."""
-    counts = read_json(folder / REPORT).get("counts")
-    return isinstance(counts, dict) and bool(counts.get("done"))
-
-
 def _finish(report: Report, folder: Path) -> None:
     """Write the report, then print its summary and its path."""
-    replaced = _replaced_runs(folder, report.cells)
     summary = write_report(report, folder)
     console = open_screen()
     console.print()
     for sentence in summary:
         console.print(Markdown(sentence))
-    if replaced:
-        print_line(f"this report replaces one that included other runs: {', '.join(replaced)}")
     print(f"report: {folder / 'report.html'}")
-
-
-def _replaced_runs(folder: Path, cells: Sequence[Cell]) -> list[str]:
-    """Return the runs in the folder's previous report that are not among the runs in `cells`."""
-    before = read_json(folder / REPORT).get("runs")
-    own = {Path(cell.run.folder).resolve() for cell in cells if cell.run is not None}
-    return [name for name in before if Path(name).resolve() not in own] if isinstance(before, dict) else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -16,7 +17,7 @@ from paceline.core.text import reject_credentials
 from paceline.core.types import SettingValues
 from paceline.data.loader import Loader
 from paceline.data.source import Source
-from paceline.parallel.place import place_of
+from paceline.parallel.group import place_of
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.world import check_devices, gpu_ids, uses_cuda
 from paceline.runs.finished_run import stored_network
@@ -98,14 +99,16 @@ def checked(config: Config, *, elsewhere: bool = False) -> Config:
     reject_credentials(config.values())
     if run.out:
         config = config.with_run(out=str(user_path(run.out)))
-    if elsewhere:
-        return config
+    return config if elsewhere else config.with_run(devices=available_devices(config.run))
+
+
+def available_devices(run: RunSettings) -> int:
+    """Return the number of devices; raise UserError if this machine, `--gpus` or the started processes have others."""
     devices, why = _num_devices(run)
     if run.devices not in (1, devices):
         raise UserError(f"--devices {run.devices}: {why}; use --devices {devices} or leave it out")
-    config = config.with_run(devices=devices)
-    check_devices(config.run)
-    return config
+    check_devices(dataclasses.replace(run, devices=devices))
+    return devices
 
 
 def _num_devices(run: RunSettings) -> tuple[int, str]:

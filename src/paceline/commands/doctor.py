@@ -12,8 +12,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from paceline.benchmarking.loader_throughput import measure_loaders
-from paceline.benchmarking.self_test import ALL_REDUCE_MEGABYTES, DeviceTest, measure_devices
+from paceline.benchmarking.self_test import ALL_REDUCE_MEGABYTES, DeviceTest, measure_devices, measure_loaders
 from paceline.benchmarking.step_ladder import measure_in_processes
 from paceline.commands.configure import configure
 from paceline.commands.verify import verify

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 
 from paceline.commands.configure import checked
 from paceline.config.flags import FOLDERS, SeparateTestFolder
 from paceline.config.resolve import Config, Inherited
-from paceline.contracts.recipe import CLASS_DRAW, DataSpec, Recipe
+from paceline.contracts.recipe import CLASS_DRAW, DataSpec
 from paceline.core.errors import UserError, unknown
 from paceline.core.registry import load_class
 from paceline.core.terminal import Counter, activity
 from paceline.core.text import print_line
 from paceline.core.types import SettingValue
 from paceline.data.image_files import ImageFiles, accepting_huge_images
-from paceline.data.open_sources import open_sources, settings_and_splits
-from paceline.data.source import Source, sizes_of
+from paceline.data.source import Source, open_sources, settings_and_splits
 from paceline.data.stream import cropped
 from paceline.data.worker_pool import reporting_dead_workers
 from paceline.evaluation.contract import is_classifier
 from paceline.evaluation.protocol import Protocol
-from paceline.inference.evaluate_regions import RegionEvaluation, SplitMetrics
+from paceline.inference.compare_images import RegionEvaluation, SplitMetrics
 from paceline.inference.trained import NO_BLEND, Blend, StoredModel, TrainedModel, load_weights, read_blended, uses_of
 from paceline.launch.tasks import Task, run_in_processes
-from paceline.parallel.place import place_from
+from paceline.parallel.group import place_from
 from paceline.parallel.precision import choose_precision
 from paceline.parallel.world import World, join
 from paceline.runs.checkpoint import choose_checkpoint
@@ -170,32 +169,18 @@ def _evaluate(config: Config, world: World, run: str, split: str, checkpoint: st
     if world.is_first:
         texts = {name.removeprefix(f"{split}/"): text for name, text in split_evaluator.texts(metrics).items()}
         found = SplitMetrics(metrics, split_evaluator.protocol, split_evaluator.notes, texts)
-        _print(config, stored, split, source, found, _window_notes(recipe, source))
+        _print(config, stored, split, source, found)
 
 
-def _print(
-    config: Config, stored: StoredModel, split: str, source: Source, found: SplitMetrics, notes: Sequence[str] = ()
-) -> None:
+def _print(config: Config, stored: StoredModel, split: str, source: Source, found: SplitMetrics) -> None:
     whole = config.run.test_root if split == "test" and isinstance(config.run, SeparateTestFolder) else ""
     data = f"all samples in {whole} ({config.run.data})" if whole else f"the {split} split of {config.run.data}"
     count = f"{len(source):,} sample{'s' * (len(source) != 1)}"
     print_line(f"{config.recipe_name} from {stored.origin} on {data}: {count}")
-    for note in (*source.notes, *notes):
+    for note in source.notes:
         print_line(note)
     percentages = [name for name in found.metrics if found.texts.get(name, "").endswith("%")]
     print_metrics(found.metrics, found.protocol, found.notes, percentages)
-
-
-def _window_notes(recipe: Recipe, source: Source) -> list[str]:
-    """Return a note if some images are processed in windows because they are larger than the training images."""
-    if not recipe.window_px:
-        return []
-    larger = int((sizes_of(source) // recipe.output_scale > recipe.window_px).any(axis=1).sum())
-    if not larger:
-        return []
-    height, width = (side * recipe.output_scale for side in recipe.window_px)
-    what = f"images larger than the training images ({larger:,} of {len(source):,})"
-    return [f"{what} are processed in windows of {width}×{height} pixels, as in `apply`"]
 
 
 def _check_class_names(trained: DataSpec, run: str, split: str, data: str, spec: DataSpec) -> None:

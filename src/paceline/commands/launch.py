@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.commands.configure import configure
 from paceline.commands.train import default_folder
 from paceline.config.resolve import Config
-from paceline.config.spans import split_batch
+from paceline.config.settings import split_batch
 from paceline.core.errors import UserError
 from paceline.core.files import new_file, user_path
 from paceline.core.registry import load_classes

@@ -93,10 +93,7 @@ class ApplyOptions:
     devices: Annotated[int, typer.Option(help="number of devices to split the images and their tiles across")] = 1
     gpus: Annotated[str, typer.Option(help="IDs of the GPUs to use, e.g. 2,3")] = ""
     tile: Annotated[int, typer.Option(min=0, help="tile size in pixels; 0: the largest that fits in memory")] = 0
-    precision: Annotated[
-        Literal["fp32", "tf32", "bf16", "fp16"],
-        typer.Option(help="for values other than fp32, the difference from fp32 is printed"),
-    ] = "fp32"
+    precision: Annotated[Literal["fp32", "tf32", "bf16", "fp16"], typer.Option(help="numerical precision")] = "fp32"
     compile: Annotated[
         Literal["on", "off"],
         typer.Option("--compile", help="compile the networks; useful for many images of the same size"),
@@ -125,9 +122,6 @@ class ApplyOptions:
     ] = ""
     skip_background: Annotated[
         bool, typer.Option("--skip-background", help="for TIFF files and slides: skip bright, colourless tiles")
-    ] = False
-    preview: Annotated[
-        bool, typer.Option("--preview", help="for TIFF files and slides: also write a small JPEG of each result")
     ] = False
     downsample: Annotated[
         Literal["", "bicubic"],
@@ -170,9 +164,6 @@ class MeasureOptions:
     inception: Annotated[str, typer.Option(help="file with the 2015 Inception network for FID, or torch-fidelity")] = ""
     inception_sha256: Annotated[str, typer.Option(help="SHA-256 of an --inception file that you trust")] = ""
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing files")] = False
-    niqe: Annotated[
-        bool, typer.Option("--niqe", help="also measure NIQE, a quality metric that needs no reference image")
-    ] = False
     value_range: Annotated[
         str, typer.Option(metavar="LOW,HIGH", help="value range of floating-point images, for PSNR and SSIM")
     ] = ""

@@ -16,27 +16,28 @@ from paceline.core.terminal import Counter, activity
 from paceline.core.text import print_line
 from paceline.core.types import SettingValues
 from paceline.data.file_lists import not_used_file, write_not_used
-from paceline.data.packed import (
+from paceline.data.packing import (
     MANIFEST,
     UNFINISHED,
     Manifest,
     SplitRecord,
     begin,
     check_same,
+    check_shard,
     check_whole,
     describe,
-    difference,
     fill,
     finish,
-    load_manifest,
+    write_shards,
 )
-from paceline.data.shards.catalog import MANIFEST as SHARDS_MANIFEST
-from paceline.data.shards.catalog import encode_manifest, parse_manifest
-from paceline.data.shards.writer import check_shard, write_shards
-from paceline.data.source import Source, check_split
-from paceline.data.whole_source import bytes_needed
+from paceline.data.shards import MANIFEST as SHARDS_MANIFEST
+from paceline.data.shards import encode_manifest, parse_manifest
+from paceline.data.source import Source, bytes_needed, check_split
 from paceline.data.worker_pool import reporting_dead_workers
 from paceline.runs.recipe import resolve_settings
+
+ORIGIN = "shards_origin.json"  # describes the source of shards, to detect changes
+MEGABYTE = 10**6
 
 
 def pack(
@@ -45,17 +46,71 @@ def pack(
     """Pack a folder or a named source; if the destination is already complete, check it instead."""
     folder = user_path(destination)
     settings, sources = open_origin(origin, folder, flags, assignments, train_only=train_only)
-    made_from = {"data": settings.data} | {name: str(value) for name, value in assignments.items()}
     splits = {split: describe(source) for split, source in sources.items()}
     if (folder / MANIFEST).is_file():
-        return _check(folder, sources, splits, settings)
+        check_same(folder / MANIFEST, splits)
+        for split, counter in _counted(sources, "checking"):
+            check_whole(sources[split], folder, split, settings.workers, counter.update)
+        return _report_complete(folder)
     _check_space(folder, sources)
-    with writing(folder, splits, made_from):
-        for split, source in sources.items():
-            with Counter(f"packing: {split}", len(source)) as counter:
-                fill(source, folder / split, splits[split], settings.workers, counter.update)
+    with writing(folder, splits, {"data": settings.data} | {name: str(value) for name, value in assignments.items()}):
+        for split, counter in _counted(sources, "packing"):
+            fill(sources[split], folder / split, splits[split], settings.workers, counter.update)
         finish(folder, sources)
     print_line(f"packed {_describe(sources, folder)}; use it with --data packed --data-root {folder}")
+    return 0
+
+
+def pack_to_shards(
+    origin: str,
+    destination: str,
+    flags: SettingValues,
+    assignments: SettingValues,
+    shard_mb: int,
+    *,
+    train_only: bool = False,
+) -> int:
+    """Write a source into shards; if the destination is already complete, check it instead."""
+    folder = user_path(destination)
+    settings, sources = open_origin(origin, folder, flags, assignments, train_only=train_only)
+    splits = {split: describe(source) for split, source in sources.items()}
+    if (folder / SHARDS_MANIFEST).is_file():
+        check_same(folder / ORIGIN, splits)
+        complete = parse_manifest((folder / SHARDS_MANIFEST).read_bytes(), str(folder)).splits
+        for split, counter in _counted(sources, "checking"):
+            for name in complete.get(split, ()):
+                counter.update(check_shard(folder, name))
+        return _report_complete(folder)
+    made_from = {"data": settings.data, "shard_mb": str(shard_mb)}
+    made_from |= {name: str(value) for name, value in assignments.items()}
+    decoded = bool(settings.size or settings.channels)
+    shards: dict[str, list[str]] = {}
+    with writing(folder, splits, made_from):
+        for split, counter in _counted(sources, "writing"):
+            written = write_shards(sources[split], folder, split, shard_mb * MEGABYTE, decoded, counter.update)
+            shards[split] = list(written)
+        Manifest(made_from, splits).write(folder / ORIGIN)
+        spec = sources["train"].spec
+        write_file(folder / SHARDS_MANIFEST, encode_manifest(shards, spec.class_names, spec.flip_allowed))
+        (folder / UNFINISHED).unlink()
+        remove_leftovers(folder)
+    if any(source.groups for source in sources.values()):
+        print_line("group_by: shards do not store groups, so validation samples are held out at random")
+    num_shards = sum(map(len, shards.values()))
+    count = f"{num_shards:,} shard{'s' * (num_shards != 1)} in "
+    print_line(f"wrote {_describe(sources, folder, count)}; use them with --data shards --data-root {folder}")
+    return 0
+
+
+def _counted(sources: Mapping[str, Source], verb: str) -> Iterator[tuple[str, Counter]]:
+    """Yield each split, with a counter that shows how many of its samples are done."""
+    for split, source in sources.items():
+        with Counter(f"{verb}: {split}", len(source)) as counter:
+            yield split, counter
+
+
+def _report_complete(folder: Path) -> int:
+    print_line(f"{folder} is already complete; all checksums match")
     return 0
 
 
@@ -104,18 +159,6 @@ def _settings(origin: str, flags: SettingValues, assignments: SettingValues) -> 
     return dataclasses.replace(run, crop=0)
 
 
-def _check(
-    folder: Path, sources: Mapping[str, Source], splits: Mapping[str, SplitRecord], settings: RunSettings
-) -> int:
-    """Check that the packed files are intact and were packed from this source."""
-    check_same(folder, splits)
-    for split, source in sources.items():
-        with Counter(f"checking: {split}", len(source)) as counter:
-            check_whole(source, folder, split, settings.workers, counter.update)
-    print_line(f"{folder} is already complete; all checksums match")
-    return 0
-
-
 def _check_space(folder: Path, sources: Mapping[str, Source]) -> None:
     here = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
     present = sum(file.stat().st_size for file in folder.rglob("*.pixels"))
@@ -159,60 +202,3 @@ def writing(folder: Path, splits: Mapping[str, SplitRecord], made_from: Mapping[
         raise
     finally:
         lock.release(remove=True)
-
-
-ORIGIN = "shards_origin.json"  # describes the source, to detect changes
-MEGABYTE = 10**6
-
-
-def pack_to_shards(
-    origin: str,
-    destination: str,
-    flags: SettingValues,
-    assignments: SettingValues,
-    shard_mb: int,
-    *,
-    train_only: bool = False,
-) -> int:
-    """Write a source into shards; if the destination is already complete, check it instead."""
-    folder = user_path(destination)
-    settings, sources = open_origin(origin, folder, flags, assignments, train_only=train_only)
-    made_from = {"data": settings.data, "shard_mb": str(shard_mb)}
-    made_from |= {name: str(value) for name, value in assignments.items()}
-    splits = {split: describe(source) for split, source in sources.items()}
-    if (folder / SHARDS_MANIFEST).is_file():
-        return _check_shards(folder, sources, splits)
-    decoded = bool(settings.size or settings.channels)
-    names: dict[str, list[str]] = {}
-    with writing(folder, splits, made_from):
-        for split, source in sources.items():
-            with Counter(f"writing: {split}", len(source)) as counter:
-                names[split] = list(write_shards(source, folder, split, shard_mb * MEGABYTE, decoded, counter.update))
-        Manifest(made_from, splits).write(folder / ORIGIN)
-        spec = sources["train"].spec
-        write_file(folder / SHARDS_MANIFEST, encode_manifest(names, spec.class_names, spec.flip_allowed))
-        (folder / UNFINISHED).unlink()
-        remove_leftovers(folder)
-    if any(source.groups for source in sources.values()):
-        print_line("group_by: shards do not store groups, so validation samples are held out at random")
-    num_shards = sum(map(len, names.values()))
-    shards = f"{num_shards:,} shard{'s' * (num_shards != 1)} in "
-    print_line(f"wrote {_describe(sources, folder, shards)}; use them with --data shards --data-root {folder}")
-    return 0
-
-
-def _check_shards(folder: Path, sources: Mapping[str, Source], splits: Mapping[str, SplitRecord]) -> int:
-    """Check that the shards are intact and were written from this source."""
-    differs = difference(load_manifest(folder / ORIGIN, folder).splits, splits)
-    if differs:
-        raise UserError(
-            f"{folder}: was written from a different source, or the source has changed since then ({differs}); "
-            f"delete {folder} and pack again, or choose a different folder"
-        )
-    names = parse_manifest((folder / SHARDS_MANIFEST).read_bytes(), str(folder)).splits
-    for split, source in sources.items():
-        with Counter(f"checking: {split}", len(source)) as counter:
-            for name in names.get(split, ()):
-                counter.update(check_shard(folder, name))
-    print_line(f"{folder} is already complete; all checksums match")
-    return 0

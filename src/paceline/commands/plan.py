@@ -11,22 +11,21 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from paceline.benchmarking.scaling_forecast import (
+from paceline.benchmarking.scaling import (
     Link,
     LinkOverride,
     Measurement,
-    max_useful_devices,
+    measure_scaling,
     parse_amount,
     predict,
 )
-from paceline.benchmarking.scaling_probe import measure_scaling
 from paceline.benchmarking.step_ladder import measure_in_processes
 from paceline.commands.configure import configure
 from paceline.commands.options import PlanOptions
 from paceline.compare.training import given_threads
 from paceline.config.flags import PLAN_DEVICES
 from paceline.config.resolve import Config
-from paceline.config.spans import split_batch
+from paceline.config.settings import split_batch
 from paceline.core.errors import UserError
 from paceline.core.ordered_map import num_cores
 from paceline.core.registry import load_classes
@@ -35,8 +34,7 @@ from paceline.core.types import SettingValue
 from paceline.launch.tasks import Task
 from paceline.parallel.strategy import AUTO, Strategy, uses_one_device
 from paceline.parallel.world import uses_cuda
-from paceline.training.memory_forecast import GIB, USABLE, Forecast, check_step_fits, forecast, gib
-from paceline.training.memory_trace import Kind
+from paceline.training.memory import GIB, USABLE, Forecast, Kind, check_step_fits, forecast, gib
 
 WIDEST = 1000  # width in characters, more than any table that a command prints
 
@@ -78,22 +76,17 @@ def _plan_memory(config: Config, counts: Sequence[int], per_node: int, device_me
         device_bytes = int(parse_amount("--device-memory", device_memory, UNITS, "24GiB or 80GB"))
     else:
         device_bytes = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
-    found = forecast(config, device_bytes)
+    predicted = forecast(config, device_bytes)
     end_activity()
     console = open_screen(soft_wrap=True)
-    rows = list(_rows(found, counts, per_node))
-    _print_memory(console, found, rows, device_bytes)
-    _print_notes(console, found, rows, device_bytes)
-    if too_many := [devices for devices in counts if not found.can_divide(devices)]:
+    rows = list(_rows(predicted, counts, per_node))
+    _print_memory(console, predicted, rows, device_bytes)
+    _print_notes(console, predicted, rows, device_bytes)
+    if too_many := [devices for devices in counts if not predicted.can_divide(devices)]:
         batch = config.run.batch_size
         console.print(f"{too_many[0]} or more devices: not shown, because --batch-size {batch} is too small")
-    if per_node < max(counts):
-        local = (row for row in rows if not row.strategy.needs_processes and not uses_one_device(row.strategy))
-        for name in dict.fromkeys(row.name for row in local):
-            what = f"{per_node} device{'s' * (per_node > 1)}"
-            console.print(f"{name}: runs in one process, so it cannot use more than one node ({what})")
     if device_bytes:
-        _check_fits(found, rows, device_bytes, device_memory)
+        _check_fits(predicted, rows, device_bytes, device_memory)
     return 0
 
 
@@ -133,12 +126,12 @@ def _largest(found: Forecast, row: Row, device_bytes: int, recompute: bool) -> s
 def _print_notes(console: Console, found: Forecast, rows: Sequence[Row], device_bytes: int) -> None:
     memory = found.memory(Strategy, 1, found.samples_per_device(1))
     console.print(f"peak on one device: in phase {memory.phase!r}, which updates {memory.network!r}")
-    console.print(
-        "other: the batch, samples kept on the device, frozen networks, buckets, gathered weights, CUDA graphs"
-    )
     if recomputing := dict.fromkeys(row.name for row in rows if found.recomputes(row.strategy, row.devices)):
         console.print(f"activations: recomputed in the backward pass under {', '.join(recomputing)}")
-    console.print("not included: the CUDA context, cuDNN workspaces and fragmentation")
+    console.print(
+        "other: the batch, samples kept on the device, frozen networks, buckets, gathered weights, CUDA graphs; "
+        "not included: the CUDA context, cuDNN workspaces and fragmentation"
+    )
     if device_bytes:
         console.print(
             f"largest batch: fits in {USABLE:.0%} of {gib(device_bytes)} GiB, with activations stored, "
@@ -223,10 +216,8 @@ def plan(
         )
     elif options.bandwidth or options.latency:
         console.print("link: not used, because a single device does not communicate")
-    _print_speeds(console, config, measured, link, counts, batch, weak=False)
-    if devices > 1:
-        _print_speeds(console, config, measured, link, counts, batch, weak=True)
-        _print_limit(console, measured, link, batch)
+    for weak in (False, True) if devices > 1 else (False,):
+        _print_speeds(console, measured, link, counts, batch, weak)
     if options.check:
         _print_error(console, measured)
     return 0
@@ -260,42 +251,18 @@ def _by_batch(seconds: Mapping[int, float]) -> str:
 
 
 def _print_speeds(
-    console: Console,
-    config: Config,
-    measured: Measurement,
-    link: Link | None,
-    counts: Sequence[int],
-    batch: int,
-    weak: bool,
+    console: Console, measured: Measurement, link: Link | None, counts: Sequence[int], batch: int, weak: bool
 ) -> None:
     title = f"batch {batch} per device (weak scaling)" if weak else f"batch {batch} across all devices (strong scaling)"
-    rates = list(dict.fromkeys(config.learner_of(name).lr for name in measured.networks))
-    rules = ("lr, linear", "lr, sqrt") if weak else ()
-    headings = ("devices", "batch" if weak else "per device", "images/s", "efficiency", "images/day", *rules)
+    headings = ("devices", "batch" if weak else "per device", "images/s", "efficiency", "images/day")
     rows = []
-    one = predict(measured, link, 1, batch).images_per_second
+    alone = predict(measured, link, 1, batch).images_per_second
     for count in counts:
         whole = batch * count if weak else batch
         speed = predict(measured, link, count, whole).images_per_second
         row = [str(count), str(whole) if weak else f"{whole / count:g}", f"{speed:,.0f}"]
-        row += [f"{speed / count / one:.0%}", f"{speed * SECONDS_PER_DAY:.3g}"]
-        if weak:
-            row += ["\n".join(f"{lr * factor:.3g}" for lr in rates) for factor in (count, count**0.5)]
-        rows.append(row)
+        rows.append([*row, f"{speed / count / alone:.0%}", f"{speed * SECONDS_PER_DAY:.3g}"])
     print_table(console, title, headings, rows)
-
-
-def _print_limit(console: Console, measured: Measurement, link: Link | None, batch: int) -> None:
-    end = max_useful_devices(measured, link, batch)
-    if end is None:
-        console.print(
-            f"batch {batch} across all devices: each doubling of the device count adds at least 10 % to images/s, "
-            "even with one image per device"
-        )
-    else:
-        console.print(
-            f"batch {batch} across all devices: doubling the device count beyond {end} adds less than 10 % to images/s"
-        )
 
 
 def _print_error(console: Console, measured: Measurement) -> None:

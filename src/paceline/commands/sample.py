@@ -44,30 +44,33 @@ def _check_options(options: SampleOptions) -> None:
     if bool(options.count) != bool(options.to):
         raise UserError("--count --to: use both: a number of images (at least 1) and a folder")
     check_truncation(options.truncation, "--truncation ")
-    whole_grid = options.count and options.label == EVERY_CLASS
-    conflicts = {
-        "--class '': expected the name of a class; to generate random classes, leave --class out": options.label == "",
-        f"--class {EVERY_CLASS}: shows one class per row of a grid; with --count, choose one class": whole_grid,
-        "--count: writes one file per image; leave out --grid, --interpolate, --nearest and --animate": (
-            options.count and (options.grid or options.interpolate or options.animate or options.nearest)
-        ),
-        f"--data-root {options.data_root}: --count and --animate need no data; leave --data-root out": (
-            options.data_root and (options.count or options.animate)
-        ),
-        f"--inception {options.inception}: only --nearest uses features; leave it out": (
-            options.inception and not options.nearest
-        ),
-        f"--checkpoint {options.checkpoint}: --animate shows the whole training; leave it out": (
-            options.animate and options.checkpoint != "best"
-        ),
-        "--interpolate --nearest: cannot be combined; choose one": options.interpolate and options.nearest,
-        f"{options.flag}: cannot be combined with --animate, which shows the grids saved during training": (
-            options.animate and options.flag
-        ),
+    if options.label == "":
+        raise UserError("--class '': expected the name of a class; to generate random classes, leave --class out")
+    if options.count and options.label == EVERY_CLASS:
+        raise UserError(f"--class {EVERY_CLASS}: shows one class per row of a grid; with --count, choose one class")
+    given = {
+        "--grid": options.grid,
+        "--interpolate": options.interpolate,
+        "--nearest": options.nearest,
+        "--animate": options.animate,
+        "--class": options.label,
+        "--truncation": options.truncation != 1,
+        "--data-root": options.data_root,
+        "--inception": options.inception,
+        "--checkpoint": options.checkpoint != "best",
     }
-    for line, is_wrong in conflicts.items():
-        if is_wrong:
-            raise UserError(line)
+    allowed = set(given) if options.nearest else set(given) - {"--inception"}
+    mode = ""
+    if options.count:
+        mode, allowed = "--count", {"--class", "--truncation", "--checkpoint"}
+    elif options.animate:
+        mode, allowed = "--animate", {"--animate"}
+    elif options.interpolate:
+        mode, allowed = "--interpolate", allowed - {"--nearest"}
+    for flag in (flag for flag, value in given.items() if value and flag not in allowed):
+        raise UserError(
+            f"{flag}: cannot be combined with {mode}; leave one out" if mode else f"{flag}: needs --nearest"
+        )
 
 
 def _write_images(run: str, folder: Path, options: SampleOptions) -> int:

@@ -24,7 +24,7 @@ from paceline.inference.trained import Use, uses_of
 from paceline.launch.mailbox import report_user_error, unregister_worker
 from paceline.launch.rendezvous import Rendezvous
 from paceline.launch.tasks import Task, run_in_processes
-from paceline.parallel.place import place_from, place_of
+from paceline.parallel.group import place_from, place_of
 from paceline.parallel.strategy import strategy_class
 from paceline.parallel.world import World, join
 from paceline.runs.finished_run import stages_of
@@ -32,9 +32,9 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.logger import check_loggers
 from paceline.runs.metrics import read_metrics
 from paceline.runs.terminal import LOGS
-from paceline.training.agreement import check_settings
 from paceline.training.build import Parts, assemble
 from paceline.training.compile import recorded_choice
+from paceline.training.resume import check_settings
 from paceline.training.session import open_session
 from paceline.training.stop import INTERRUPTED, MIRROR_INCOMPLETE, StopRequest
 

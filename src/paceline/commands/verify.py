@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,13 +16,13 @@ from torch import Tensor
 
 from paceline.commands.plan import print_table
 from paceline.config.resolve import Config
-from paceline.config.spans import split_batch
+from paceline.config.settings import split_batch
 from paceline.contracts.recipe import Phase
 from paceline.core.errors import UserError, unknown
 from paceline.core.files import SAFETENSORS, check_creatable, new_file, user_path, write_json
 from paceline.core.registry import load_class
 from paceline.core.terminal import activity, counted, open_screen
-from paceline.data.feed import StepData
+from paceline.data.loader import StepData
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.shards import gather_rows
 from paceline.parallel.strategy import Strategy, strategy_class, uses_one_device, why_unavailable
@@ -122,17 +122,17 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
     """
     if result:
         check_creatable(user_path(result), "--json")
-    found = differences(config, strategies, steps, tolerance, control)
+    outcome = VerifyResult(tuple(differences(config, strategies, steps, tolerance, control)))
     title = _title(config, steps, control)
     console = open_screen()
-    _print_table(console, found, title)
-    console.print(_verdict(strategies, found), soft_wrap=True)
-    if explanation := explain(config, found):
-        console.print(explanation, soft_wrap=True)
+    _print_table(console, outcome.differences, title)
+    console.print(_verdict(strategies, outcome.differences), soft_wrap=True)
     if result:
         with new_file(user_path(result), "--json") as file:
-            write_json(file, {"description": title, "differences": [asdict(one) for one in found]}, indent=1)
-    return int(not VerifyResult(tuple(found)).ok)
+            write_json(
+                file, {"description": title, "differences": [asdict(one) for one in outcome.differences]}, indent=1
+            )
+    return int(not outcome.ok)
 
 
 def differences(
@@ -202,16 +202,7 @@ def _train(parts: Parts, control: str, num_steps: int) -> Trace:
             module.p = 0.0
     trace: Trace = {}
     parts.recipe.train()
-    steps = parts.feed.steps(0, num_steps * parts.feed.images_per_step)
-    shown = counted(steps, f"training under {parts.config.run.strategy}", num_steps)
-    parts.strategy.drive(shown, _advance(parts, trace))
-    for network, module in parts.recipe.networks.items():
-        tensors = {name: gather_rows(value) for name, value in module.state_dict().items()}
-        trace |= {f"weights//{network}/{name}": value for name, value in tensors.items() if value.is_floating_point()}
-    return trace
 
-
-def _advance(parts: Parts, trace: Trace) -> Callable[[StepData], None]:
     def keep_gradients(phase: Phase, learner: Learner) -> None:
         for name, parameter in learner.named.items():  # excludes parameters that are not trained
             assert parameter.grad is not None
@@ -220,7 +211,13 @@ def _advance(parts: Parts, trace: Trace) -> Callable[[StepData], None]:
     def advance(data: StepData) -> None:
         parts.step(data, watch=keep_gradients if data.images == 0 else None)
 
-    return advance
+    steps = parts.feed.steps(0, num_steps * parts.feed.images_per_step)
+    shown = counted(steps, f"training under {parts.config.run.strategy}", num_steps)
+    parts.strategy.drive(shown, advance)
+    for network, module in parts.recipe.networks.items():
+        tensors = {name: gather_rows(value) for name, value in module.state_dict().items()}
+        trace |= {f"weights//{network}/{name}": value for name, value in tensors.items() if value.is_floating_point()}
+    return trace
 
 
 def compare(traces: dict[str, Trace], tolerance: float) -> list[Difference]:
@@ -254,36 +251,25 @@ def _title(config: Config, steps: int, control: str) -> str:
     return title + (f", with a deliberate error: {control}" if control else "")
 
 
-def _verdict(strategies: list[str], differences: list[Difference]) -> str:
+def _verdict(strategies: list[str], differences: Sequence[Difference]) -> str:
     """Return one line that states whether the strategies agree, with the largest difference and its tolerance."""
     names = [*strategies[:-2], " and ".join(strategies[-2:])]
     failed = [one for one in differences if not one.ok]
     if failed:
         worst = max(failed, key=lambda one: one.value / one.tolerance if one.tolerance else math.inf)
         others = list(dict.fromkeys(one.strategy for one in failed))
+        only_weights = all(one.kind == "weights" for one in failed)
+        hint = "; Adam amplifies rounding errors in small gradients, so try --set optimizer=sgd" if only_weights else ""
         return (
             f"✗ {' and '.join(others)} {'differs' if len(others) == 1 else 'differ'} from {strategies[0]}: "
-            f"{worst.value:.1e} > {worst.tolerance:.0e} ({worst.what}, first in {worst.worst})"
+            f"{worst.value:.1e} > {worst.tolerance:.0e} ({worst.what}, first in {worst.worst}){hint}"
         )
     weights = [one for one in differences if one.kind == "weights"]
     largest = max(weights, key=lambda one: one.value)
     return f"✓ {', '.join(names)} give the same weights: {largest.value:.1e} ≤ {largest.tolerance:.0e}"
 
 
-def explain(config: Config, differences: list[Difference]) -> str:
-    """Return a likely reason why weights differ although gradients agree, or an empty string."""
-    failed = [one for one in differences if not one.ok]
-    adaptive = dict.fromkeys(one.network for one in failed if config.learner_of(one.network).optimizer != "sgd")
-    if not adaptive or any(one.kind != "weights" for one in failed):
-        return ""
-    return (
-        "The gradients agree. Adam and AdamW divide by the magnitude of each gradient, so they amplify rounding errors "
-        f"in gradients that are close to zero. To check {' and '.join(adaptive)} without this effect, "
-        "add --set optimizer=sgd."
-    )
-
-
-def _print_table(console: Console, differences: list[Difference], title: str) -> None:
+def _print_table(console: Console, differences: Sequence[Difference], title: str) -> None:
     headings = ["strategy", "network", "tensors", "difference", "tolerance", "first tensor above tolerance"]
     rows = [
         [one.strategy, one.network, one.kind, f"{one.value:.1e}", f"{one.tolerance:.0e}", one.worst or "–"]

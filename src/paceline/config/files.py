@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 
 from paceline.config.resolve import Config, Inherited, Layer, Text, flatten, plain_name
+from paceline.config.settings import RETIRED
 from paceline.core.errors import UserError
 from paceline.core.files import MAX_TOML_BYTES, checksum_of_content, parse_toml, read_bounded, user_path, why
 from paceline.core.trust import check_may_run, trusts_files
@@ -168,7 +169,7 @@ def changed_settings(kept: SettingValues, now: Config) -> list[str]:
     before, after = _defaults(now) | _portable(flatten(kept)), _portable(now.values())
     del after["recipe"]
     mutable = _mutable_on_resume(now)
-    names = [name for name in dict.fromkeys([*before, *after]) if name not in mutable]
+    names = [name for name in dict.fromkeys([*before, *after]) if name not in mutable and name not in RETIRED]
     pairs = [(name, _as_word(before.get(name)), _as_word(after.get(name))) for name in names]
     return [f"{name}: {_shown(was)} → {_shown(is_now)}" for name, was, is_now in pairs if was != is_now]
 

@@ -1,4 +1,4 @@
-"""Settings as flags of commands, and settings from other programs with what to use instead."""
+"""Settings as flags of commands, and the names that other programs use for settings."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _WHOLE_RUN_SETTINGS = (
 )
 # `verify` always uses float64 without CUDA graphs.
 SETTINGS_NOT_IN_VERIFY = (*_WHOLE_RUN_SETTINGS, "precision", "graph")
-# `plan` prints the learning rates for linear and for square-root scaling.
+# `plan` predicts speed and memory, which neither of these changes.
 SETTINGS_NOT_IN_PLAN = (*_WHOLE_RUN_SETTINGS, "init_from", "scale_lr")
 
 SETTINGS_OF_EVALUATE = (
@@ -94,55 +94,40 @@ COMPARE_DEVICES = 2
 PLAN_DEVICES = 8
 
 
-_GROUPS = {
-    "use --set size=PIXELS": ("image_size", "img_size", "imageSize", "input_size", "resize"),
-    "use --crop PIXELS": ("crop_size", "patch_size", "fineSize", "random_crop"),
-    "use --set channels=N": ("nc", "in_channels", "num_channels", "n_channels"),
-    "use --data NAME": ("dataset", "dataset_name"),
-    "use --data-root DIR": ("dataroot", "data_dir", "data_path", "data_source", "train_dir", "train_source"),
-    "leave it out: the data determines the number of classes": ("num_classes", "n_classes"),
-    "use --epochs N": ("n_epochs", "num_epochs", "max_epochs", "epoch"),
-    "use --epochs N, or --images N": ("niter", "n_iters", "num_iters", "total_iter", "max_steps", "total_steps"),
-    "use --batch-size N": ("batchSize", "train_batch_size"),
-    "use --workers N": ("threads", "num_threads", "nThreads", "n_cpu", "n_threads"),
-    "use --gpus 0,1, or --devices N": ("gpu", "gpu_id", "gpu_ids"),
-    "use --devices N": ("ngpu", "n_gpu", "nGPU", "num_gpu", "num_gpus", "n_GPUs", "world_size", "nproc_per_node"),
-    "use --nnodes N": ("nodes", "num_nodes"),
-    "use --backend nccl or gloo": ("dist_backend",),
-    "leave it out: use --devices N, or start the command with torchrun": (
-        *("local_rank", "rank", "node_rank", "distributed", "dist_url", "multiprocessing_distributed"),
-    ),
-    "use --accelerator cuda or cpu": ("cuda", "no_cuda", "use_gpu", "device"),
-    "use --precision bf16 or fp16": ("amp", "use_amp", "fp16", "mixed_precision"),
-    "use --seed N": ("manualSeed", "manual_seed", "random_seed"),
-    "use --out DIR": (
-        *("name", "exp_name", "outf", "out_dir", "output_dir", "save_dir", "save_path", "savetag", "log_dir"),
-        *("checkpoints_dir", "checkpoint_dir", "results_dir"),
-    ),
-    "leave it out: the same command resumes the run": ("resume", "continue_train", "auto_resume", "start_epoch"),
-    "use --init-from FILE; convert files from other projects with `paceline import`": (
-        *("pretrain", "pretrained", "pretrain_path", "ckpt", "ckpt_path", "load_path", "weight"),
-    ),
-    "use --set 'log_every=50 steps'": ("print_freq", "log_freq", "log_interval", "log_step"),
-    "use --set 'save_every=1 epoch'": ("save_freq", "save_interval", "save_epoch_freq", "save_latest_freq"),
-    "use --set 'evaluate_every=1 epoch'": ("eval_freq", "eval_interval", "eval_step", "val_freq", "val_interval"),
-    "use --set 'sample_every=1 epoch'": ("sample_interval", "sample_freq", "display_freq"),
-    "use --set beta1=0.5": ("b1", "beta_1"),
-    "use --set beta2=0.999": ("b2", "beta_2"),
-    "use --set schedule=step, cosine or linear": ("lr_policy", "lr_scheduler", "scheduler"),
-    "use --set schedule=step --set milestones=50% --set gamma=0.1": (
-        *("lr_decay", "lr_decay_step_size", "lr_decay_iters", "lr_decay_rate", "step_size"),
-    ),
-    "use --set clip=NORM": ("clip_value", "clip_grad", "grad_clip", "max_grad_norm"),
-    "use --loggers wandb": ("use_wandb", "wandb"),
-    "use --loggers mlflow": ("use_mlflow", "mlflow"),
-    "use --loggers tensorboard, or `paceline board`": ("display_id", "visdom"),
-    "use `paceline evaluate` or `paceline apply`": ("eval", "evaluate", "test", "test_only", "phase", "num_test"),
+ALIASES = {
+    alias: name
+    for name, aliases in {
+        "accelerator": "cuda no_cuda use_gpu device",
+        "backend": "dist_backend",
+        "batch_size": "batchSize train_batch_size bs",
+        "beta1": "b1 beta_1",
+        "beta2": "b2 beta_2",
+        "channels": "nc in_channels num_channels n_channels",
+        "clip": "clip_value clip_grad grad_clip max_grad_norm",
+        "crop": "crop_size patch_size fineSize random_crop",
+        "data": "dataset dataset_name",
+        "data_root": "dataroot data_dir data_path data_source train_dir train_source",
+        "devices": "ngpu n_gpu nGPU num_gpu num_gpus n_GPUs world_size nproc_per_node",
+        "epochs": "n_epochs num_epochs max_epochs epoch",
+        "evaluate_every": "eval_freq eval_interval eval_step val_freq val_interval",
+        "gpus": "gpu gpu_id gpu_ids",
+        "images": "niter n_iters num_iters total_iter max_steps total_steps",
+        "init_from": "pretrain pretrained pretrain_path ckpt ckpt_path load_path weight",
+        "log_every": "print_freq log_freq log_interval log_step",
+        "loggers": "use_wandb wandb use_mlflow mlflow display_id visdom",
+        "lr": "learning_rate",
+        "milestones": "lr_decay_step_size lr_decay_iters step_size",
+        "nnodes": "nodes num_nodes",
+        "out": "name exp_name outf out_dir output_dir save_dir save_path savetag log_dir checkpoints_dir results_dir",
+        "precision": "amp use_amp fp16 mixed_precision",
+        "sample_every": "sample_interval sample_freq display_freq",
+        "save_every": "save_freq save_interval save_epoch_freq save_latest_freq",
+        "schedule": "lr_policy lr_scheduler scheduler",
+        "seed": "manualSeed manual_seed random_seed",
+        "size": "image_size img_size imageSize input_size resize",
+        "weight_decay": "wd",
+        "workers": "threads num_threads nThreads n_cpu n_threads num_workers",
+    }.items()
+    for alias in aliases.split()
 }
-
-
-COMMON: dict[str, str] = {name: advice for advice, names in _GROUPS.items() for name in names}
-"""What to use instead of each setting, by the setting's name."""
-
-# Setting names from other programs that are too different from ours to be found as a close match.
-COMMON_ALIASES = {"learning_rate": "lr", "num_workers": "workers", "bs": "batch_size", "wd": "weight_decay"}
+"""The setting that other programs call by another name, by that name."""

@@ -5,15 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
-from paceline.config.flags import COMMON, COMMON_ALIASES, FLAGS
-from paceline.config.settings import BOUNDS, SHARED_SETTINGS, LearnerSettings, RunSettings
-from paceline.config.spans import INTERVALS, Span, parse_interval
+from paceline.config.flags import ALIASES, FLAGS
+from paceline.config.settings import (
+    BOUNDS,
+    INTERVALS,
+    RETIRED,
+    SHARED_SETTINGS,
+    HasSettings,
+    LearnerSettings,
+    RunSettings,
+    Span,
+    parse_interval,
+)
 from paceline.core.errors import UnknownSetting, UserError, unknown
-from paceline.core.registry import is_path
+from paceline.core.registry import is_path, load_class, names
 from paceline.core.types import Scalar, SettingValue, SettingValues
 
 if TYPE_CHECKING:
@@ -64,7 +74,6 @@ def _parse(text: str, where: str) -> SettingValue:
 
 
 Layer: TypeAlias = dict[str, SettingValue | Mapping[str, SettingValue]]
-Group = TypeVar("Group")
 TOO_LARGE = {int: 2**63, float: 1e38}  # for torch
 TOO_LARGE_FOR_RUN = TOO_LARGE | {float: 1e9}  # epochs, gigabytes, and seconds, which the system could not wait
 SPANS_OF_RUN = ("burn_in",)
@@ -108,21 +117,10 @@ class Inherited(Layer):
     """
 
 
-class SourceSettings(Protocol):
-    """Looks up the settings that each source adds to those of every run."""
-
-    def of(self, source: str) -> type[RunSettings]:
-        """Return a source's settings class."""
-
-    def owners(self) -> dict[str, list[str]]:
-        """Return the settings that only some sources have, each with the quoted names of those sources."""
-
-
 def resolve(
     recipe_name: str,
     recipe_class: type[Recipe],
     layers: Iterable[tuple[str, SettingValues]],
-    sources: SourceSettings,
     *,
     load_source: bool = True,
 ) -> Config:
@@ -133,116 +131,93 @@ def resolve(
     layers = list(layers)
     named = [RunSettings.data, *(str(layer["data"]) for _, layer in layers if "data" in layer)]
     source, is_left_out = named[-1], is_path(named[-1]) and not load_source
-    namespace = _Namespace(
-        recipe_name,
-        source,
-        RunSettings if is_left_out else sources.of(source),
-        recipe_class.Settings,
-        sources,
-        {**COMMON, **{name: advice for name, advice in recipe_class.other_names.items() if " " in advice}},
-        # The settings that a .py file declares are unknown until the file is imported.
-        has_unknown_source=any(is_path(one) and (one != source or is_left_out) for one in named),
-    )
-    chosen: dict[str, SettingValue] = {}
+    run, recipe = RunSettings if is_left_out else settings_of(source), recipe_class.Settings
+    groups: tuple[type[Any], ...] = (run, LearnerSettings, recipe)
+    owners = {f.name: group for group in groups for f in fields(group)}
+    hints = {name: hint for group in groups for name, hint in get_type_hints(group).items() if name in owners}
+    _check_names(source, run, recipe_name, recipe)
+    # The settings that a .py file declares are unknown until the file is imported.
+    has_unknown_source = any(is_path(one) and (one != source or is_left_out) for one in named)
+    values: dict[str, SettingValue] = {}
     tables: dict[str, dict[str, SettingValue]] = {}
     networks: dict[str, dict[str, SettingValue]] = {}
     for origin, layer in layers:
         for full_name, value in flatten(layer).items():
             network, _, name = full_name.rpartition(".")
             name = plain_name(name)
-            shown = namespace.shown(full_name) if origin == "flag" else f"{origin} {full_name}"
-            if namespace.is_table(network):
+            is_flag = plain_name(full_name) in FLAGS or full_name not in owners
+            shown = f"--{full_name.replace('_', '-')}" if is_flag else full_name
+            shown = shown if origin == "flag" else f"{origin} {full_name}"
+            if hints.get(plain_name(network)) is Arguments:
                 tables.setdefault(plain_name(network), {})[name] = argument_value(value, shown)
-                continue
-            if not namespace.has(name, origin, shown, inherited=isinstance(layer, Inherited)):
-                continue
-            converted = convert(value, namespace.hints[name], shown)
-            if not network:
-                chosen[name] = converted
+            elif name not in owners:
+                if name in RETIRED and origin != "flag" and not origin.startswith("--"):
+                    continue  # in the folder of an older run
+                others = source_settings()
+                if isinstance(layer, Inherited) and (has_unknown_source or name in others):
+                    continue
+                if name not in others:
+                    raise _unknown(name, origin, recipe_name, recipe_class, {*owners, *others})
+                belongs = f"{shown} belongs to source {' or '.join(others[name])}"
+                raise UserError(f"{belongs}, but --data is {source!r}; leave it out")
+            elif not network:
+                values[name] = convert(value, hints[name], shown)
                 for single in networks.values():  # which the value for all networks overrides
                     single.pop(name, None)
-            elif namespace.owner[name] is not LearnerSettings:
+            elif owners[name] is not LearnerSettings:
                 raise UserError(
                     f"{origin}: {name!r} applies to the whole run and cannot be set for network {network!r} alone"
                 )
             else:
-                networks.setdefault(network, {})[name] = converted
-    every = {**chosen, **{name: Arguments(entries) for name, entries in tables.items()}}
-    config = Config(
-        recipe_name,
-        recipe_class,
-        namespace.make(namespace.run, every),
-        namespace.make(LearnerSettings, every),
-        {network: values for network, values in networks.items() if values},
-        namespace.make(namespace.recipe, every),
-    )
+                networks.setdefault(network, {})[name] = convert(value, hints[name], shown)
+    chosen: dict[str, Any] = values | {name: Arguments(entries) for name, entries in tables.items()}
+    made = [group(**{name: value for name, value in chosen.items() if owners[name] is group}) for group in groups]
+    networks = {network: single for network, single in networks.items() if single}
+    config = Config(recipe_name, recipe_class, made[0], made[1], networks, made[2])
     _check(config)
     return config
 
 
-class _Namespace:
-    """All settings of one run by name: those of the run, its source, its learners and its recipe."""
+def _check_names(source: str, run: type[RunSettings], recipe_name: str, recipe: type[Any]) -> None:
+    """Raise UserError if a source or a recipe declares a setting with the name of another setting."""
+    taken = {f.name for group in (LearnerSettings, recipe) for f in fields(group)}
+    hidden = next((f.name for f in own_fields(run) if f.name in taken), "")
+    if hidden:
+        raise UserError(
+            f"source {source!r}: setting {hidden!r} clashes with a setting in the recipe or its networks; rename it"
+        )
+    clash = next((f.name for f in fields(recipe) if f.name in SHARED_SETTINGS), "")
+    if clash:
+        raise UserError(
+            f"recipe {recipe_name!r}: setting {clash!r} clashes with a setting that every run has; rename it"
+        )
 
-    def __init__(
-        self,
-        recipe_name: str,
-        source: str,
-        run: type[RunSettings],
-        recipe: type[Any],
-        sources: SourceSettings,
-        other_names: Mapping[str, str],
-        *,
-        has_unknown_source: bool,
-    ) -> None:
-        self.run, self.recipe = run, recipe
-        self._recipe_name, self._source, self._sources = recipe_name, source, sources
-        self._has_unknown_source, self._other_names = has_unknown_source, other_names
-        groups: tuple[type[Any], ...] = (run, LearnerSettings, recipe)
-        self.owner: dict[str, type[Any]] = {f.name: group for group in groups for f in fields(group)}
-        hints = {group: get_type_hints(group) for group in groups}
-        self.hints = {name: hints[group][name] for name, group in self.owner.items()}
-        hidden = next((f.name for f in own_fields(run) if self.owner[f.name] is not run), "")
-        if hidden:
-            raise UserError(
-                f"source {source!r}: setting {hidden!r} clashes with a setting in the recipe or its networks; rename it"
-            )
-        clash = next((f.name for f in fields(recipe) if f.name in SHARED_SETTINGS), "")
-        if clash:
-            raise UserError(
-                f"recipe {recipe_name!r}: setting {clash!r} clashes with a setting that every run has; rename it"
-            )
 
-    def has(self, name: str, origin: str, shown: str, *, inherited: bool) -> bool:
-        """Return whether this run has a setting; raise UserError if it does not, unless the setting can be ignored."""
-        if name in self.owner:
-            return True
-        others = self._sources.owners()
-        if inherited and (self._has_unknown_source or name in others):
-            return False
-        if name in others:
-            raise UserError(
-                f"{shown} belongs to source {' or '.join(others[name])}, but --data is {self._source!r}; leave it out"
-            )
-        where = "" if origin == "flag" else f"{origin}: "
-        if name in self._other_names:
-            raise UnknownSetting(f"{where}unknown setting {name!r}: {self._other_names[name]}", origin)
-        listed_by = f"`paceline settings {self._recipe_name}`"
-        every = {*self.owner, *others}
-        error = unknown("setting", name, every, meant=COMMON_ALIASES.get(name), listed_by=listed_by)
-        raise UnknownSetting(f"{where}{error}", origin)
+def _unknown(name: str, origin: str, recipe_name: str, recipe: type[Recipe], known: Iterable[str]) -> UserError:
+    """Return the error for a setting that neither this run nor any source has."""
+    advice, listed_by = recipe.other_names.get(name, ""), f"`paceline settings {recipe_name}`"
+    error = unknown("setting", name, known, meant=ALIASES.get(name), listed_by=listed_by)
+    text = f"unknown setting {name!r}: {advice}" if " " in advice else str(error)
+    return UnknownSetting(text if origin == "flag" else f"{origin}: {text}", origin)
 
-    def shown(self, full_name: str) -> str:
-        """Return a setting as messages show it: as a flag, unless only `--set` and Python can set it."""
-        is_flag = plain_name(full_name) in FLAGS or full_name not in self.owner
-        return f"--{full_name.replace('_', '-')}" if is_flag else full_name
 
-    def is_table(self, name: str) -> bool:
-        """Return whether a setting is a table, whose entries are set as `name.entry`."""
-        return self.hints.get(plain_name(name)) is Arguments
+def settings_of(source: str) -> type[RunSettings]:
+    """Return a source's settings class; raise UserError if it is not valid."""
+    settings = load_class("source", source, HasSettings).Settings
+    extends = isinstance(settings, type) and issubclass(settings, RunSettings)
+    if not extends or "__dataclass_fields__" not in vars(settings):
+        raise UserError(f"source {source!r}: its Settings must be a frozen @dataclass that extends RunSettings")
+    return settings
 
-    def make(self, group: Callable[..., Group], chosen: Mapping[str, object]) -> Group:
-        """Construct a group of settings from the chosen values that belong to it."""
-        return group(**{name: value for name, value in chosen.items() if self.owner[name] is group})
+
+def source_settings() -> dict[str, list[str]]:
+    """Return, for each setting that only some sources have, the quoted names of those sources."""
+    owners: dict[str, list[str]] = {}
+    for source in names("source"):
+        with suppress(UserError):  # skip a broken plugin; `paceline settings` reports it
+            for f in own_fields(settings_of(source)):
+                owners.setdefault(f.name, []).append(repr(source))
+    return owners
 
 
 def own_fields(run_settings: type[RunSettings]) -> list[dataclasses.Field[Any]]:

@@ -131,40 +131,34 @@ def written_values(spec: DataSpec) -> dict[str, Any]:
 
 def parse_spec(values: Any) -> DataSpec:
     """Return a data spec, given its values in a file; raise ValueError, KeyError or TypeError if they are invalid."""
-    values = dict(values)
-    for name in ("class_names", "panels"):
-        if not isinstance(values[name], list) or not all(isinstance(text, str) for text in values[name]):
-            raise TypeError(f"{name} is not a list of strings")
-        values[name] = tuple(values[name])
-    for name in ("channels", "height", "width", "num_classes", "scale"):
-        if type(values[name]) is not int or not 0 <= values[name] <= LARGEST:
-            raise ValueError(f"{name} is not a whole number from 0 to {LARGEST:,}")
-    if type(values["flip_allowed"]) is not bool:
-        raise TypeError("flip_allowed is neither true nor false")
-    if values.get("dtype", "uint8") not in get_args(PixelType):  # runs of older versions have 8-bit images
-        raise ValueError(f"dtype is none of {', '.join(get_args(PixelType))}")
-    values["value_range"] = _parse_range(values.get("value_range"), values.get("dtype", "uint8"))
-    values["empty_classes"] = _parse_empty_classes(values.get("empty_classes", []), values["num_classes"])
-    return DataSpec(**values)
+    values = {"dtype": "uint8", "value_range": None, "empty_classes": [], **values}  # which older versions do not write
+    empty, limits, num_classes = values["empty_classes"], values["value_range"], values["num_classes"]
+    texts, sizes = ("class_names", "panels"), ("channels", "height", "width", "num_classes", "scale")
+    right = {
+        **{name: _is_list_of((str,), values[name]) for name in texts},
+        **{name: type(values[name]) is int and 0 <= values[name] <= LARGEST for name in sizes},
+        "flip_allowed": type(values["flip_allowed"]) is bool,
+        "dtype": values["dtype"] in get_args(PixelType),
+        "empty_classes": _is_list_of((int,), empty) and len(set(empty)) == len(empty) < max(1, num_classes),
+    }
+    if wrong := [name for name, is_right in right.items() if not is_right]:
+        raise ValueError(f"{wrong[0]} has an invalid value")
+    if not all(0 <= number < num_classes for number in empty):
+        raise ValueError("empty_classes is not a list of class numbers")
+    if limits is None and values["dtype"] == "float32":
+        raise TypeError("value_range is missing")
+    if limits is not None:
+        if not _is_list_of((int, float), limits) or len(limits) != 2:
+            raise TypeError("value_range is not a pair of numbers")
+        if not -LARGEST_FLOAT32 <= limits[0] < limits[1] <= LARGEST_FLOAT32:  # also false for NaN and any integer
+            raise ValueError("value_range is not an increasing pair of finite numbers")
+        limits = float(limits[0]), float(limits[1])
+    lists = {name: tuple(values[name]) for name in (*texts, "empty_classes")}
+    return DataSpec(**{**values, **lists, "value_range": limits})
 
 
-def _parse_empty_classes(empty: object, num_classes: int) -> tuple[int, ...]:
-    if not isinstance(empty, list) or not all(type(number) is int and 0 <= number < num_classes for number in empty):
-        raise TypeError("empty_classes is not a list of class numbers")
-    if len(set(empty)) != len(empty) or len(empty) >= max(1, num_classes):
-        raise ValueError("empty_classes contains a class twice, or all classes")
-    return tuple(empty)
-
-
-def _parse_range(limits: object, dtype: str) -> tuple[float, float] | None:
-    if limits is None and dtype in WHITE:
-        return None
-    if not isinstance(limits, list) or len(limits) != 2 or not all(type(limit) in (int, float) for limit in limits):
-        raise TypeError("value_range is not a pair of numbers")
-    low, high = limits
-    if not -LARGEST_FLOAT32 <= low < high <= LARGEST_FLOAT32:  # also false for NaN and for integers of any size
-        raise ValueError("value_range is not an increasing pair of finite numbers")
-    return float(low), float(high)
+def _is_list_of(kinds: tuple[type, ...], values: object) -> bool:
+    return isinstance(values, list) and all(type(value) in kinds for value in values)
 
 
 def output_panels(names: Iterable[str]) -> tuple[str, ...]:

@@ -31,7 +31,6 @@ class Importer:
     recipe: str = ""  # the recipe that the files belong to; empty if they belong to each recipe with this importer
     recognised: Mapping[str, SettingValue] = {}  # settings determined by the files; users cannot change them
     assumed: Mapping[str, SettingValue] = {}  # settings not stored in the files; users can change them
-    note: str = ""  # a line about the files, to be printed
 
     def __init__(self, paths: Sequence[Path]) -> None:
         raise NotImplementedError

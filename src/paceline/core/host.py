@@ -14,22 +14,22 @@ DEFAULT_FREE_BYTES = 4 * 2**30  # assumed if the system does not report free mem
 
 def free_host_bytes(root: Path = Path("/")) -> int:
     """Return the machine's available memory, or what is left in this process's container or job, if that is less."""
-    available = _table(root / "proc/meminfo").get("MemAvailable:", DEFAULT_FREE_BYTES // 1024) * 1024
+    available = read_table(root / "proc/meminfo").get("MemAvailable:", DEFAULT_FREE_BYTES // 1024) * 1024
     return max(0, min([available, *(left for group in _groups(root) for left in _free_bytes_in(group))]))
 
 
 def own_host_bytes(root: Path = Path("/")) -> int:
     """Return the memory that this process uses; 0 if the system does not report it."""
-    return _table(root / "proc/self/status").get("VmRSS:", 0) * 1024
+    return read_table(root / "proc/self/status").get("VmRSS:", 0) * 1024
 
 
 def _groups(root: Path) -> Iterator[Path]:
     """Yield the folders of the cgroups that account for this process's memory, and of their parents."""
     own: dict[str, str] = {}
-    for line in _lines(root / "proc/self/cgroup"):
+    for line in read_lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         own |= dict.fromkeys(controllers.split(","), path)  # for cgroup v2, the list of controllers is empty
-    for line in _lines(root / "proc/self/mountinfo"):
+    for line in read_lines(root / "proc/self/mountinfo"):
         place, _, system = line.partition(" - ")
         shown, mounted = place.split()[3:5]  # the cgroup at the root of the mount, and the mount point
         kind, *_, options = system.split()
@@ -46,22 +46,23 @@ def _inside(path: PurePosixPath, shown: PurePosixPath) -> PurePosixPath:
 
 def _free_bytes_in(group: Path) -> Iterator[int]:
     """Yield the bytes that a cgroup has left under each of its limits."""
-    cached = max(_table(group / "memory.stat").get(name, 0) for name in RECLAIMABLE)
+    cached = max(read_table(group / "memory.stat").get(name, 0) for name in RECLAIMABLE)
     used = sum(_numbers(group, USED)) - cached
     yield from (limit - used for limit in _numbers(group, LIMITS))
 
 
 def _numbers(group: Path, names: tuple[str, ...]) -> Iterator[int]:
-    yield from (int(line) for name in names for line in _lines(group / name) if line.isdigit())
+    yield from (int(line) for name in names for line in read_lines(group / name) if line.isdigit())
 
 
-def _table(file: Path) -> dict[str, int]:
+def read_table(file: Path) -> dict[str, int]:
     """Parse a file whose lines contain a name and a number."""
-    rows = (line.split() for line in _lines(file))
+    rows = (line.split() for line in read_lines(file))
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 
 
-def _lines(file: Path) -> list[str]:
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a file; none if it cannot be read."""
     try:
         return file.read_text().splitlines()
     except OSError:

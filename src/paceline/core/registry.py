@@ -269,7 +269,7 @@ def load_class(kind: PluginKind, name: str, base: type[Base]) -> type[Base]:
     classes = filter(inspect.isclass, vars(loaded).values() if module else [loaded])
     found = [value for value in classes if issubclass(value, base) and module in ("", value.__module__)]
     if not found:
-        raise UserError(f"{shown}: defines no subclass of {base.__name__}; add one")
+        raise UserError(f"{shown}: defines no subclass of {kind.capitalize()}; add one")
     return found[-1]
 
 

@@ -1,4 +1,4 @@
-"""The terminal: the console that commands print to, and the status of a command below the printed lines."""
+"""The terminal: the console that commands print to, and the lines about slow activities on stderr."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import IO, Any, Self, TextIO, TypeVar, cast
 
 from rich.console import Console
@@ -89,21 +89,135 @@ class Patience:
         self._printed_at = time.monotonic()
 
 
+Item = TypeVar("Item")
+SHOWN = "PACELINE_ACTIVITY"  # environment variable, which worker processes inherit
 SECONDS_BETWEEN_TICKS = 0.25
-ERASE_LINE = "\r\x1b[2K"
+SECONDS_BETWEEN_FRAMES = 0.1  # time between two updates of a counter on a terminal
+SECONDS_UNTIL_COUNTED = 1  # on a terminal, the elapsed time is shown from this second on
+ERASE_LINE, SHOW_CURSOR = "\r\x1b[2K", "\x1b[?25h"
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # sequences that move the cursor, change colours or erase text
 
 
-class Status:
-    """A slow activity: the seconds since it began and, if `total` is given, how much of it is done.
+class _StatusLine:
+    """Shows the current activity on stderr, and erases it before other text is printed.
 
-    An activity without a total ends with the next line on stdout, or when `until` returns True.
+    A background thread refreshes it, so that it changes even while the main thread is busy.
     """
 
-    def __init__(self, text: str, total: int | None = None, until: Callable[[], bool] = lambda: False) -> None:
-        self.in_place, self.ends_with_output, self.is_over = is_terminal(sys.stderr), total is None, until
-        self.done, self._total, self._text = 0, total, printable(text)
+    def __init__(self) -> None:
+        self.stream: TextIO | None = None  # instead of `sys.stderr`, which may be redirected to a log file
+        self._reset()
+        # No status is being written during a fork, and a child process has no thread and shows no status.
+        os.register_at_fork(
+            before=lambda: self._lock.acquire(),
+            after_in_parent=lambda: self._lock.release(),
+            after_in_child=self._reset,
+        )
+
+    def _reset(self) -> None:
+        self._lock, self._current, self._ticker = threading.RLock(), None, None
+        self._drawn = ""
+        self._is_within_line = False  # part of a line has been printed: a status would erase or interrupt it
+
+    _current: Counter | None
+    _ticker: Ticker | None
+
+    def begin(self, counter: Counter) -> None:
+        """Show an activity until it ends."""
+        with self._lock:
+            self.end()
+            self._current = counter
+            self._ticker = self._ticker or Ticker(SECONDS_BETWEEN_TICKS, self.refresh)
+
+    def end(self, counter: Counter | None = None) -> None:
+        """Stop showing an activity; without an argument, whichever is shown."""
+        with self._lock:
+            if counter in (None, self._current):
+                self._draw("")
+                self._current = None
+
+    def refresh(self) -> None:
+        """Show the text of the current activity if it has changed."""
+        with self._lock:
+            current = self._current
+            if current is None or self._is_within_line:
+                return
+            if current.until():
+                self.end()
+            elif is_terminal(sys.stderr):
+                self._draw(current.frame())
+            elif line := current.line():
+                print_line(line, sys.stderr)
+
+    def print(self, text: str, stream: TextIO, *, ends: bool) -> int:
+        """Write text in place of the activity, which is shown again below it unless the text `ends` it."""
+        with self._lock:
+            if text:
+                self._draw("")
+                if ends and self._current and self._current.total is None:
+                    self._current = None
+            if visible := CONTROLS.sub("", text) if stream is self.stream or stream.isatty() else "":
+                self._is_within_line = not visible.endswith(("\n", "\r"))
+            return stream.write(text)
+
+    def take_over(self) -> None:
+        """Erase the activity of another process, which writes to the same terminal, before the next text is printed."""
+        self._drawn = ERASE_LINE if (self.stream or sys.stderr).isatty() else ""
+
+    def _draw(self, text: str) -> None:
+        if text == self._drawn:
+            return
+        target = self.stream or sys.stderr
+        width = columns_of(target)
+        shown = f"…{text[len(text) - width + 2 :]}" if 0 < width <= len(text) else text  # the count is at the end
+        target.write(f"{ERASE_LINE}{shown}")
+        target.flush()
+        self._drawn = text
+
+
+class WatchedStream:
+    """A text stream that erases the status before text is written; other attributes are those of the stream."""
+
+    def __init__(self, stream: TextIO, *, shows_results: bool) -> None:
+        self._stream, self._shows_results = stream, shows_results
+
+    def write(self, text: str) -> int:
+        return _status_line.print(text, self._stream, ends=self._shows_results)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class Counter:
+    """Counts a slow activity inside a `with` block, for example "measuring: 3 of 21 (14%)".
+
+    On a terminal, the count is updated in place and erased at the end. Elsewhere, a line is printed after two seconds
+    and then less often, up to every 10 seconds. Without a total, the seconds are counted.
+    """
+
+    def __init__(self, text: str, total: int | None, until: Callable[[], bool] = lambda: False) -> None:
+        self.done, self.total, self.text, self.until = 0, total, printable(text), until
         self._began, self._patience = time.monotonic(), Patience(MAX_SECONDS if total is None else FIRST_SECONDS)
+        self._next = 0.0
+
+    def __enter__(self) -> Self:
+        if _is_shown():
+            _status_line.begin(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _status_line.end(self)
+
+    def update(self, done: int) -> None:
+        """Show how much is done, unless it was shown a moment ago."""
+        self.done, now = done, time.monotonic()
+        if now >= self._next:
+            self._next = now + SECONDS_BETWEEN_FRAMES
+            _status_line.refresh()
 
     def frame(self) -> str:
         """Return the text to show in place; empty to show nothing yet."""
@@ -114,154 +228,23 @@ class Status:
         """Return the line to print if the status is not shown in place; empty if no line is due."""
         if not self._patience.is_over():
             return ""
-        elapsed = duration(time.monotonic() - self._began)
-        return f"{self.describe() or f'still {self._text} ({elapsed})'} …"
+        return f"{self.describe() or f'still {self.text} ({duration(time.monotonic() - self._began)})'} …"
 
     def describe(self) -> str:
         """Return how much is done; empty if there is no total."""
-        if self._total is None:
+        if self.total is None:
             return ""
-        return f"{self._text}: {self.done:,} of {self._total:,} ({self.done / max(self._total, 1):.0%})"
+        return f"{self.text}: {self.done:,} of {self.total:,} ({self.done / max(self.total, 1):.0%})"
 
 
-class StatusLine:
-    """Shows the latest status on stderr, and erases it before other text is printed.
-
-    When a status ends, the one before it is shown again. A background thread refreshes the status, so that it
-    changes even while the main thread is busy.
-    """
-
-    def __init__(self) -> None:
-        self._stream: TextIO | None = None
-        self._reset()
-        # No status is being written during a fork, and a child process has no thread and shows no status.
-        os.register_at_fork(
-            before=lambda: self._lock.acquire(),
-            after_in_parent=lambda: self._lock.release(),
-            after_in_child=self._reset,
-        )
-
-    def _reset(self) -> None:
-        self._lock = threading.RLock()
-        self._statuses: list[Status] = []
-        self._ticker: Ticker | None = None
-        self._drawn = ""
-        self._is_within_line = False  # part of a line has been printed: a status would erase or interrupt it
-
-    def write_to(self, stream: TextIO) -> None:
-        """Write to this stream instead of `sys.stderr`, which may be redirected to a log file."""
-        self._stream = stream
-
-    def begin(self, status: Status) -> None:
-        """Show a status until it ends."""
-        with self._lock:
-            self._erase()
-            self._statuses.append(status)
-            self._ticker = self._ticker or Ticker(SECONDS_BETWEEN_TICKS, self.refresh)
-
-    def end(self, status: Status | None = None) -> None:
-        """Stop showing a status and those that began after it; without an argument, all of them."""
-        with self._lock:
-            if status is None or status in self._statuses:
-                self._erase()
-                del self._statuses[self._statuses.index(status) if status else 0 :]
-
-    def refresh(self, status: Status | None = None) -> None:
-        """Show the text of the current status if it has changed; with an argument, only if that status is current."""
-        with self._lock:
-            current = self._statuses[-1] if self._statuses else None
-            if current is None or (status is not None and status is not current):
-                return
-            if current.is_over():
-                self.end(current)
-            elif self._is_within_line:
-                return
-            elif current.in_place:
-                self._draw(current.frame())
-            elif line := current.line():
-                print_line(line, sys.stderr)
-
-    def give_way(self, ends: bool) -> None:
-        """Erase the status, because other text is about to be printed; text on stdout also ends an activity."""
-        with self._lock:
-            self._erase()
-            if ends:
-                self._statuses = [status for status in self._statuses if not status.ends_with_output]
-
-    def print(self, text: str, stream: TextIO, *, ends: bool) -> int:
-        """Write text to a stream in place of the status, which is shown again below the text."""
-        with self._lock:
-            if text:
-                self.give_way(ends)
-            visible = CONTROLS.sub("", text) if stream is self._target() or stream.isatty() else ""
-            if visible:
-                self._is_within_line = not visible.endswith(("\n", "\r"))
-            return stream.write(text)
-
-    def take_over(self) -> None:
-        """Erase the status of another process, which writes to the same terminal, before the next text is printed."""
-        self._drawn = ERASE_LINE if self._target().isatty() else ""
-
-    def _draw(self, text: str) -> None:
-        width = columns_of(self._target())
-        text = f"…{text[len(text) - width + 2 :]}" if 0 < width <= len(text) else text  # the count is at the end
-        if text != self._drawn:
-            self._write(f"{ERASE_LINE}{text}")
-            self._drawn = text
-
-    def _erase(self) -> None:
-        if self._drawn:
-            self._drawn = ""
-            self._write(ERASE_LINE)
-
-    def _write(self, text: str) -> None:
-        target = self._target()
-        target.write(text)
-        target.flush()
-
-    def _target(self) -> TextIO:
-        return self._stream or sys.stderr
-
-
-class WatchedStream:
-    """A text stream that erases the status before text is written; other attributes are those of the stream."""
-
-    def __init__(self, stream: TextIO, status_line: StatusLine, *, shows_results: bool) -> None:
-        self._stream, self._status_line, self._shows_results = stream, status_line, shows_results
-
-    def write(self, text: str) -> int:
-        return self._status_line.print(text, self._stream, ends=self._shows_results)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-def watch_streams(status_line: StatusLine) -> None:
-    """Erase the status before this process writes to stdout or stderr."""
-    if isinstance(sys.stderr, WatchedStream):
-        return
-    status_line.write_to(sys.stderr)
-    sys.stdout = cast(TextIO, WatchedStream(sys.stdout, status_line, shows_results=True))
-    sys.stderr = cast(TextIO, WatchedStream(sys.stderr, status_line, shows_results=False))
-
-
-Item = TypeVar("Item")
-SHOWN = "PACELINE_ACTIVITY"  # environment variable, which worker processes inherit
-SECONDS_BETWEEN_FRAMES = 0.1  # time between two updates of a counter on a terminal
-SECONDS_UNTIL_COUNTED = 1  # on a terminal, the elapsed time is shown from this second on
-SHOW_CURSOR = "\x1b[?25h"
 _reported: set[str] = set()  # activities that this process has printed
-_status_line = StatusLine()
+_status_line = _StatusLine()
 
 
 def show_activities() -> None:
     """Turn on the lines for this process and for the processes that it starts."""
     os.environ[SHOWN] = "1"
-    watch_streams(_status_line)
+    _watch_streams()
     if "torch" not in sys.modules:
         sys.meta_path.insert(0, _TorchNotice())
 
@@ -269,14 +252,21 @@ def show_activities() -> None:
 def show_activities_of_worker() -> None:
     """Count the seconds of activities in a worker process, if its launcher shows activities."""
     if _is_shown():
-        watch_streams(_status_line)
+        _watch_streams()
         take_over_terminal()
 
 
 def take_over_terminal() -> None:
-    """Erase the count of another process, which writes to the same terminal, before this process prints again."""
+    """Erase the activity of another process, which writes to the same terminal, before this process prints again."""
     if _is_shown():
         _status_line.take_over()
+
+
+def _watch_streams() -> None:
+    if not isinstance(sys.stderr, WatchedStream):
+        _status_line.stream = sys.stderr
+        sys.stdout = cast(TextIO, WatchedStream(sys.stdout, shows_results=True))
+        sys.stderr = cast(TextIO, WatchedStream(sys.stderr, shows_results=False))
 
 
 def restore_terminal() -> None:
@@ -294,11 +284,11 @@ def activity(text: str, until: Callable[[], bool] = lambda: False) -> None:
     """
     if not _is_shown():
         return
-    _status_line.give_way(ends=True)
+    _status_line.end()
     if text not in _reported:
         _reported.add(text)
         print_line(f"{text} …", sys.stderr)
-    _status_line.begin(Status(text, until=until))
+    _status_line.begin(Counter(text, None, until))
 
 
 def end_activity() -> None:
@@ -309,36 +299,6 @@ def end_activity() -> None:
 def is_terminal(stream: TextIO) -> bool:
     """Return whether a stream is a terminal that can move its cursor."""
     return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-
-
-class Counter(Status):
-    """Counts a slow activity inside a `with` block, for example "measuring: 3 of 21 (14%)".
-
-    On a terminal, the count is updated in place and erased at the end. Elsewhere, a line is printed after two seconds
-    and then at least every 10 seconds.
-    """
-
-    def __init__(self, text: str, total: int) -> None:
-        super().__init__(text, total)
-        self._next = 0.0
-
-    def __enter__(self) -> Self:
-        if _is_shown():
-            _status_line.begin(self)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _status_line.end(self)
-
-    def update(self, done: int) -> None:
-        """Show how much is done, unless it was shown a moment ago."""
-        self.done = done
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + SECONDS_BETWEEN_FRAMES
-            _status_line.refresh(self)
 
 
 def counted(items: Iterable[Item], text: str, total: int) -> Iterator[Item]:

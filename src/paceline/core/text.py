@@ -11,7 +11,6 @@ import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from functools import partial
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, TextIO
 
@@ -47,8 +46,7 @@ def print_line(text: str, file: TextIO | None = None) -> None:
     that also logs its lines has a method `write_line`, which logs the line without these breaks.
     """
     stream, line = file or sys.stdout, printable(text)
-    write_line = getattr(stream, "write_line", None)
-    if write_line:
+    if write_line := getattr(stream, "write_line", None):
         write_line(line)
         stream.flush()
     else:
@@ -56,23 +54,12 @@ def print_line(text: str, file: TextIO | None = None) -> None:
 
 
 def wrapped(line: str, stream: TextIO) -> str:
-    """Return a line with breaks between words if the stream is a terminal; further lines are indented.
-
-    Two spaces separate items, such as `loss 1.234` and `top1 93.12%`. An item is not broken if it fits on a line.
-    """
+    """Return a line with breaks between words if the stream is a terminal; further lines are indented."""
     columns = columns_of(stream) if stream.isatty() else 0
     if columns < _NARROWEST or len(line) <= columns:
         return line
-    margin = " " * (len(line) - len(line.lstrip()))
-    wrap = partial(textwrap.wrap, width=columns, break_long_words=False, break_on_hyphens=False)
-    lines: list[str] = []
-    for item in re.split(" {2,}", line.strip()):
-        if lines and len(lines[-1]) + 2 + len(item) <= columns:
-            lines[-1] += f"  {item}"
-        else:
-            indent = f"{margin}  " if lines else margin
-            lines += wrap(item, initial_indent=indent, subsequent_indent=f"{margin}  ")
-    return "\n".join(lines)
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.fill(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def columns_of(stream: TextIO) -> int:

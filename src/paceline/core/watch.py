@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -458,53 +458,45 @@ def _after(operation: Operation | None) -> str:
 
 
 STACK_SIGNAL = signal.SIGUSR2
-
-
-@dataclass(frozen=True)
-class _Dump:
-    """The handlers that were installed, and that are to be removed later."""
-
-    file: int  # descriptor of the log file
-    on_crash: bool
-    on_signal: bool
-
-
-_dump: _Dump | None = None
+_undo = ExitStack()  # undoes `dump_stacks_on_signal`
+_log_file = -1  # descriptor of the file to which stacks are appended
 
 
 def dump_stacks_on_signal(log: Path, *, on_crash: bool = True) -> None:
     """Make STACK_SIGNAL, and crashes, append the stacks to a log file; announce this in the flight recorder."""
-    global _dump
+    global _log_file
     stop_dumping_stacks()
-    _dump = _Dump(
-        open_append(log), on_crash and not faulthandler.is_enabled(), not callable(signal.getsignal(STACK_SIGNAL))
-    )
-    if _dump.on_crash:
-        faulthandler.enable(file=_dump.file)  # when libtorch aborts the process, for example
-    if _dump.on_signal:
-        faulthandler.register(STACK_SIGNAL, file=_dump.file, all_threads=True)
-    recorder().announce_logs(str(log.parent.absolute()), dumps_stacks=_dump.on_signal)
+    _log_file = open_append(log)
+    _undo.callback(os.close, _log_file)
+    if on_crash and not faulthandler.is_enabled():
+        faulthandler.enable(file=_log_file)  # when libtorch aborts the process, for example
+        _undo.callback(faulthandler.disable)
+    on_signal = not callable(signal.getsignal(STACK_SIGNAL))
+    if on_signal:
+        faulthandler.register(STACK_SIGNAL, file=_log_file, all_threads=True)
+        _undo.callback(_restore_signal)
+    recorder().announce_logs(str(log.parent.absolute()), dumps_stacks=on_signal)
 
 
 def stop_dumping_stacks() -> None:
     """Undo `dump_stacks_on_signal`. A worker ignores the signal from then on, because one may still be pending."""
-    global _dump
-    if _dump is None:
-        return
-    recorder().announce_logs("", dumps_stacks=False)
-    if _dump.on_crash:
-        faulthandler.disable()
-    if _dump.on_signal and not callable(signal.getsignal(STACK_SIGNAL)):  # the program may have replaced the handler
+    global _log_file
+    if _log_file >= 0:
+        recorder().announce_logs("", dumps_stacks=False)
+        _undo.close()
+        _log_file = -1
+
+
+def _restore_signal() -> None:
+    if not callable(signal.getsignal(STACK_SIGNAL)):  # the program may have replaced the handler
         faulthandler.unregister(STACK_SIGNAL)  # restores the previous handler
         if is_watched() and threading.current_thread() is threading.main_thread():
             signal.signal(STACK_SIGNAL, signal.SIG_IGN)
-    os.close(_dump.file)
-    _dump = None
 
 
 def dump_stacks_now(reason: str) -> bool:
     """Append the reason and the stacks of all threads to the log file; return False if there is none."""
-    if _dump is not None:
-        os.write(_dump.file, f"{reason}; the stacks of all threads:\n".encode())
-        faulthandler.dump_traceback(file=_dump.file, all_threads=True)
-    return _dump is not None
+    if _log_file >= 0:
+        os.write(_log_file, f"{reason}; the stacks of all threads:\n".encode())
+        faulthandler.dump_traceback(file=_log_file, all_threads=True)
+    return _log_file >= 0

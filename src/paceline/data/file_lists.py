@@ -1,4 +1,4 @@
-"""Finds the image files in a folder, and pairs of folders with inputs and targets; formats messages about them."""
+"""Finds the image files in a folder, pairs and splits them, and formats messages about those that are not used."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,7 @@ from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.core.files import user_path, write_file
 from paceline.core.text import printable
-from paceline.images.decode import BadImage, unlimited
-from paceline.images.readers import image_size
+from paceline.images.decode import BadImage
 from paceline.images.tiff import TIFF_SUFFIXES
 
 SUFFIXES = {
@@ -28,9 +27,7 @@ SUFFIXES = {
 }
 NOT_SUPPORTED = {".heic", ".heif", ".jxl", ".psd", ".exr", ".dcm", ".dng", ".cr2", ".cr3", ".nef", ".arw"}
 HIDDEN = (".", "__")  # name prefixes of hidden files, and of files left behind by file managers and archivers
-VALIDATION_NAMES = ("val", "valid", "validation", "valA", "validA")  # names of validation folders in other projects
 SPLIT_WORD = re.compile(r"(?i)(?:^|[^a-z])(?:(train)|test|val|valid|dev|eval)(?:ing|idation|uation|set|s)?(?![a-z])")
-ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
 NOT_USED = "not_used.txt"
 MAX_NAMED = 3  # maximum number of files listed in a message
 
@@ -41,24 +38,6 @@ def named_root(settings: RunSettings) -> Path:
     if settings.data_root == RunSettings.data_root and not root.exists():
         raise UserError(f"--data {settings.data}: needs --data-root; pass the path to your data")
     return root
-
-
-class Problem(NamedTuple):
-    """A file or sample that cannot be used, and the reason."""
-
-    name: str
-    kind: str  # the reason without details, the same for similar problems
-    message: str  # the name, and the reason with details
-
-    @classmethod
-    def of(cls, name: str, reason: str, kind: str = "") -> Problem:
-        """Return a problem with a file or sample. By default, `kind` is the part of the reason before a bracket."""
-        return cls(name, kind or without_details(reason), f"{name}: {reason}")
-
-
-def without_details(reason: str) -> str:
-    """Return the part of a reason before the first bracket, which contains details."""
-    return reason.partition(" (")[0]
 
 
 @dataclass
@@ -72,9 +51,8 @@ class Listing:
     def notes(self) -> tuple[str, ...]:
         """A one-line note about the folder entries that cannot be used; empty if there are none."""
         count = len(self.unusable)
-        if not count:
-            return ()
-        return (f"{count:,} {'entry' if count == 1 else 'entries'} ignored: {first_few(self.unusable)}",)
+        entries = "1 entry" if count == 1 else f"{count:,} entries"
+        return (f"{entries} ignored: {first_few(self.unusable)}",) if count else ()
 
 
 def list_folder(root: Path, *, recursive: bool = True, for_training: bool = False) -> Listing:
@@ -129,7 +107,7 @@ def _problem(path: Path, entry: os.DirEntry[str]) -> str | None:
 def no_images(root: Path, listing: Listing, remedy: str = "") -> UserError:
     """Return the error for a folder without images."""
     problem = f"{root}: has no images (supported: {', '.join(sorted(SUFFIXES))})"
-    return UserError("; ".join([problem, *listing.notes, *([remedy] if remedy else [])]))
+    return UserError("; ".join(filter(None, [problem, *listing.notes, remedy])))
 
 
 def is_image(file: Path) -> bool:
@@ -158,7 +136,7 @@ def by_stem(root: Path, files: Iterable[Path]) -> dict[str, Path]:
 
 def by_suffix(
     root: Path, files: Iterable[Path], first: str, second: str
-) -> tuple[dict[str, Path], dict[str, Path], list[Problem]]:
+) -> tuple[dict[str, Path], dict[str, Path], list[str]]:
     """Index the files in a folder by their stem without a name suffix, for each of two suffixes.
 
     If one suffix is empty, it stands for all files without the other suffix. Also return the files with neither.
@@ -171,8 +149,7 @@ def by_suffix(
     for file in files:
         end = next((end for end in ends if file.stem.endswith(end)), None)
         if end is None:
-            name, kind = str(file.relative_to(root)), f"a name without the suffix {first} or {second}"
-            problems.append(Problem(name, kind, f"{name} ends with neither {first} nor {second}"))
+            problems.append(f"{file.relative_to(root)} ends with neither {first} nor {second}")
         else:
             stems[end].append(file)
     left, right = (
@@ -183,12 +160,11 @@ def by_suffix(
 
 def pair_up(
     root: Path, first: Mapping[str, Path], second: Mapping[str, Path]
-) -> tuple[list[tuple[Path, Path]], list[Problem]]:
+) -> tuple[list[tuple[Path, Path]], list[str]]:
     """Return the pairs of files with the same key, and the problems with the other files, such as a missing target."""
     alone = [files[key] for files in (first, second) for key in sorted(first.keys() ^ second.keys()) if key in files]
-    names = [str(file.relative_to(root)) for file in alone]
     pairs = [(first[key], second[key]) for key in sorted(first.keys() & second.keys())]
-    return pairs, [Problem(name, "no counterpart", f"{name} has no counterpart") for name in names]
+    return pairs, [f"{file.relative_to(root)} has no counterpart" for file in alone]
 
 
 def is_hidden(path: Path) -> bool:
@@ -203,19 +179,15 @@ def unreadable(place: str | Path, error: BadImage) -> UserError:
     )
 
 
-def too_small(name: str, size: Iterable[int], crop: int) -> Problem:
+def too_small(name: str, size: Iterable[int]) -> str:
     """Return the problem with an image whose height and width are too small for the crop."""
     height, width = size
-    return Problem.of(
-        name, f"{width}×{height} pixels, smaller than the crop", f"smaller than the crop of {crop}×{crop} pixels"
-    )
+    return f"{name}: {width}×{height} pixels, smaller than the crop"
 
 
-def unused_validation(root: Path, used: Path) -> tuple[str, ...]:
-    """Return a note if a folder has a validation split that is used for neither training nor testing."""
-    found = [root / name for name in VALIDATION_NAMES if (root / name).is_dir() and root / name != used]
-    hint = "validation samples are held out from the training split (--set validation=FRACTION)"
-    return tuple(f"{printable(folder)}: not used; {hint}; to test on this folder, use --test-root" for folder in found)
+def note_left_out(shown: str | Path, problems: Sequence[str], num_left: int) -> str:
+    """Return a note about the samples that were left out of a folder."""
+    return f"left out {len(problems)} of {num_left + len(problems)} samples in {shown}: {first_few(problems)}"
 
 
 def check_split_names(root: Path) -> None:
@@ -263,38 +235,6 @@ def first_few(names: Sequence[str]) -> str:
     return ", ".join(map(printable, names[:MAX_NAMED])) + (f" and {more} more" if more > 0 else "")
 
 
-def untrained_classes(labels: NDArray[np.int64], names: Sequence[str]) -> str:
-    """Return a text about the classes without a label: how many, and the first few names; "" if there are none."""
-    missing = [names[label] for label in np.setdiff1d(np.arange(len(names)), labels)]
-    return f"{len(missing)} of {len(names)} classes have no training images ({first_few(missing)})" if missing else ""
-
-
-def first_messages(problems: Sequence[Problem]) -> str:
-    """Return the first few problems with their details, and how many more there are."""
-    return first_few([problem.message for problem in problems])
-
-
-def listed_elsewhere(problems: Sequence[Problem]) -> str:
-    """Return the end of an error message: where all problems are listed; "" if the message lists them all itself."""
-    return f"; train and pack then list all {len(problems)} in a text file" if len(problems) > MAX_NAMED else ""
-
-
-def describe_problems(problems: Sequence[Problem]) -> str:
-    """Return a few problems with their details; if there are many, their kinds with counts and examples."""
-    if len(problems) <= MAX_NAMED:
-        return first_messages(problems)
-    names: dict[str, list[str]] = {}
-    for problem in problems:
-        names.setdefault(problem.kind, []).append(problem.name)
-    parts = []
-    for kind in sorted(names, key=lambda kind: -len(names[kind])):
-        examples = ", ".join(
-            [*map(printable, names[kind][:MAX_NAMED]), *(["…"] if len(names[kind]) > MAX_NAMED else [])]
-        )
-        parts.append(f"{len(names[kind]):,} × {printable(kind)} ({examples})")
-    return ", ".join(parts)
-
-
 def existing_folder(root: Path, flag: str) -> Path:
     """Return `root`; raise UserError if it is not a folder. The message refers to `flag`."""
     check_not_a_file(root, flag)
@@ -305,15 +245,9 @@ def existing_folder(root: Path, flag: str) -> Path:
 
 def check_not_a_file(root: Path, flag: str) -> None:
     """Raise UserError if `root` is a file, where a folder is needed. The message refers to `flag`."""
-    if not root.is_file():
-        return
-    if root.suffix.lower() == ".npz":
-        remedy = "use --data npz"
-    elif root.suffix.lower() in ARCHIVE_SUFFIXES:
-        remedy = "extract the archive, and use the extracted folder"
-    else:
-        remedy = "use the folder that contains it"
-    raise UserError(f"{flag} {root}: is a file, not a folder; {remedy}")
+    if root.is_file():
+        remedy = "use --data npz" if root.suffix.lower() == ".npz" else "use the folder that contains its images"
+        raise UserError(f"{flag} {root}: is a file, not a folder; {remedy}")
 
 
 FOLDERS = (  # of inputs and targets, which `--data pairs` reads
@@ -322,51 +256,90 @@ FOLDERS = (  # of inputs and targets, which `--data pairs` reads
 )
 SCALE = re.compile(r"(?i)[-_]?(?:x\d+|lr|hr|\dx)$")  # 0001x4 is the low-resolution version of 0001
 SPLIT = re.compile(r"^(?:train|test|val)_?(?=.)")  # trainA and trainB are A and B of one split
-MAX_FOLDERS = 8  # more subfolders are classes or scenes
-NUM_COMPARED = 3
+LOW_FOLDER = re.compile(r"(?i)(?:^|[^a-z])lr(?:x?\d|[^a-z]|$)")  # such as LRx4
+HIGH_FOLDER = re.compile(r"(?i)(?:^|[^a-z])hr(?:[^a-z]|$)")
 
 
 def check_independent(root: Path, files: Iterable[Path], flag: str) -> None:
-    """Raise UserError if some folders below `root`, the value of `flag`, contain inputs and targets."""
-    trees: dict[Path, dict[str, dict[str, Path]]] = {}  # files by folder, subfolder, and path without suffix and scale
+    """Raise UserError if two folders below `root`, the value of `flag`, have the names of inputs and targets.
+
+    At least half of the file names must be the same, without suffixes of the scale as in 0001x4.
+    """
+    names: dict[Path, set[str]] = {}  # of the files in each folder and its subfolders
     for file in files:
-        parts = file.relative_to(root).parts
-        for depth in range(len(parts) - 1):
-            key = "/".join((*parts[depth + 1 : -1], SCALE.sub("", file.stem)))
-            trees.setdefault(root.joinpath(*parts[:depth]), {}).setdefault(parts[depth], {})[key] = file
-    for folder, subfolders in trees.items():
-        if len(subfolders) > MAX_FOLDERS:
-            continue
-        is_usual = {SPLIT.sub("", name) for name in subfolders} in map(set, FOLDERS)
-        order = sorted(subfolders, key=lambda name: ("train" not in name.lower(), name))
-        for inputs, targets in itertools.permutations(order, 2):
-            scale = _scale(subfolders[inputs], subfolders[targets])
-            # Files of one size may be numbered alike in any folders.
-            if scale > 1 or (scale == 1 and is_usual and (targets, inputs) not in FOLDERS):
-                raise _error(root, folder / inputs, folder / targets, scale, flag)
+        for folder in file.parents[: len(file.relative_to(root).parts) - 1]:
+            names.setdefault(folder, set()).add(SCALE.sub("", str(file.relative_to(folder).with_suffix(""))))
+    parents: dict[Path, list[Path]] = {}
+    for folder in sorted(names):
+        parents.setdefault(folder.parent, []).append(folder)
+    for inputs, targets in (pair for siblings in parents.values() for pair in _inputs_and_targets(siblings)):
+        if 2 * len(names[inputs] & names[targets]) >= max(len(names[inputs]), len(names[targets])):
+            low = f"{flag} {printable(targets)} --{'test-' * (flag == '--test-root')}low-root {printable(inputs)}"
+            both = low if LOW_FOLDER.search(inputs.name) else "--data pairs"
+            raise UserError(
+                f"{flag} {printable(root)}: {printable(inputs)} and {printable(targets)} contain the same images, as "
+                f"inputs and targets: use {both} for both, or {flag} {printable(targets)} for one of them"
+            )
 
 
-def _error(root: Path, inputs: Path, targets: Path, scale: int, flag: str) -> UserError:
-    one, other, here = printable(inputs), printable(targets), printable(root)
-    both = f"use {flag} {other} --{'test-' * (flag == '--test-root')}low-root {one} for both"
-    if scale == 1:
-        is_read = inputs.parent == root and (inputs.name, targets.name) in FOLDERS
-        move = "" if is_read else f", with these files moved to {here}/input and {here}/target,"
-        both = f"use --data pairs{move} for both"
-    problem = f"{flag} {here}: {one} and {other} contain the same images, as inputs and targets"
-    return UserError(f"{problem}: {both}, or {flag} {other} for one of them")
+def _inputs_and_targets(siblings: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
+    """Yield the pairs among the subfolders of one folder that have the names of inputs and targets."""
+    by_kind = {SPLIT.sub("", folder.name): folder for folder in siblings}
+    yield from ((by_kind[first], by_kind[second]) for first, second in FOLDERS if {first, second} <= by_kind.keys())
+    low, high = ([folder for folder in siblings if name.search(folder.name)] for name in (LOW_FOLDER, HIGH_FOLDER))
+    yield from itertools.product(low, high)
 
 
-def _scale(inputs: Mapping[str, Path], targets: Mapping[str, Path]) -> int:
-    """Return how many times larger the targets are than the inputs with the same keys; 0 if they are not pairs."""
-    shared = sorted(inputs.keys() & targets.keys())
-    if not shared or 2 * len(shared) < max(len(inputs), len(targets)):
-        return 0
-    keys = [shared[index] for index in np.linspace(0, len(shared) - 1, min(len(shared), NUM_COMPARED)).astype(int)]
+TEST_SHARE = 0.2
+SPLIT_KEY = 1797  # must never change: test results are compared between versions
+
+
+def fixed_split(length: int, split: str) -> NDArray[np.int64]:
+    """Return the sorted sample indices of `split`: a fixed random fifth for testing, the rest for training."""
+    order = np.random.Generator(np.random.Philox(key=SPLIT_KEY)).permutation(length)
+    num_test = max(1, round(length * TEST_SHARE))
+    return np.sort(order[-num_test:] if split == "test" else order[:-num_test])
+
+
+def group_keys(pattern: str, root: Path, files: Sequence[Path]) -> tuple[str, ...]:
+    """Return each file's group: the part of its path that the pattern matches.
+
+    If the pattern has capture groups, only the first one counts. Without a pattern, there are no groups.
+    """
+    if not pattern:
+        return ()
     try:
-        small, large = (np.array([image_size(files[key], unlimited) for key in keys]) for files in (inputs, targets))
-    except BadImage:  # reported when the sample is read
-        return 0
-    scale = int(large[0, 0] // small[0, 0])
-    remainder = large - scale * small
-    return scale if remainder.min() >= 0 and remainder.max() < scale else 0
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise UserError(f"group_by={pattern}: invalid regular expression: {error}") from None
+    names = [file.relative_to(root).as_posix() for file in files]
+    matches = [compiled.search(name) for name in names]
+    keys = [match[min(1, compiled.groups)] if match else None for match in matches]
+    unmatched = [name for name, key in zip(names, keys, strict=True) if key is None]
+    if unmatched:
+        raise UserError(f"group_by={pattern}: must match every file, but does not match {first_few(unmatched)}")
+    return tuple(key for key in keys if key is not None)
+
+
+def held_out(keys: Sequence[str], fraction: float, seed: int) -> NDArray[np.bool_]:
+    """Return a mask of the samples to hold out. Whether a group is held out depends only on its own key."""
+    numbers = (int.from_bytes(sha256(f"{seed} {key}".encode(errors="surrogateescape")).digest()[:8]) for key in keys)
+    return np.fromiter((number < fraction * 2**64 for number in numbers), dtype=bool, count=len(keys))
+
+
+def split_files(pattern: str, root: Path, files: Sequence[Path], split: str, shown: str) -> NDArray[np.int64]:
+    """Return the indices of a split's files. A fifth of the groups, or of ungrouped files, is used for testing.
+
+    `shown` is where the files are, for the error message if there are too few.
+    """
+    if len(files) < 2:
+        raise UserError(f"{shown}: one sample is too few to train and test on; add more, or set --test-root")
+    if not pattern:
+        return fixed_split(len(files), split)
+    keys = group_keys(pattern, root, files)
+    tested = held_out(keys, TEST_SHARE, SPLIT_KEY)
+    if tested.all() or not tested.any():
+        raise UserError(
+            f"group_by={pattern}: too few groups ({len(set(keys)):,}) to hold out a fifth for testing; set --test-root"
+        )
+    return np.flatnonzero(tested if split == "test" else ~tested)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -27,22 +27,16 @@ _known: WeakKeyDictionary[Source, dict[int, str]] = WeakKeyDictionary()  # cache
 _known_files: WeakKeyDictionary[Source, str] = WeakKeyDictionary()
 
 
-class _Digest(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-
-
 def describe_samples(source: Source) -> str:
     """Describe a source by its number of samples, a hash of its images and, if it has them, of its labels and files.
 
     Copies of the same data have the same description: of the files, only the sizes are hashed.
     """
-    labels = _fingerprint_of_numbers(source, IDENTITY_SAMPLES)
+    labels, sizes = _fingerprint_of_numbers(source, IDENTITY_SAMPLES), ""
     described = f"{len(source):,} samples, {fingerprint(source, IDENTITY_SAMPLES)}"
-    described += f" with labels {labels}" if labels else ""
     with suppress(OSError, LookupError):  # a missing file is reported when it is read
-        if sizes := _sha256_of_files(source, lambda name, path, status: status.st_size):
-            return f"{described}{FILE_SIZES}{sizes[:16]}"
-    return described
+        sizes = _sha256_of_files(source, lambda name, path, status: status.st_size)
+    return described + (f" with labels {labels}" if labels else "") + (f"{FILE_SIZES}{sizes[:16]}" if sizes else "")
 
 
 def is_same_data(before: str, now: str) -> bool:
@@ -73,13 +67,13 @@ def fingerprint_of_files(source: Source) -> str:
     Unlike `fingerprint`, it changes if any image changes, but it can differ between copies of the same data.
     """
     if source not in _known_files:
-        try:
-            checksums = source.checksums_of(np.arange(len(source)))
-            stored = "" if checksums is None else sha256(np.ascontiguousarray(checksums).tobytes()).hexdigest()
-            _known_files[source] = stored or sha256_of_stats(source)
-        except (OSError, LookupError):  # a missing file is reported when it is read
-            return ""
-    return _known_files[source]
+        checksums = source.checksums_of(np.arange(len(source)))
+        if checksums is not None:
+            _known_files[source] = sha256(np.ascontiguousarray(checksums).tobytes()).hexdigest()
+        else:
+            with suppress(OSError, LookupError):  # a missing file is reported when it is read
+                _known_files[source] = sha256_of_stats(source)
+    return _known_files.get(source, "")
 
 
 def sha256_of_stats(source: Source) -> str:
@@ -115,14 +109,17 @@ def _stats_of(source: Source, indices: NDArray[np.int64], describe: _Describe) -
 def _fingerprint_of_images(source: Source, samples: int) -> str:
     count = len(source) if is_in_memory(source) else min(len(source), samples)
     digest = sha256(str(len(source)).encode())
-    if source.sizes is not None:
+    parts: Iterable[Sample]
+    if source.sizes is None:
+        indices = np.array_split(_evenly_spaced(source, count), -(-count // 1024))
+        parts = map(source.read_many, indices)
+    else:
         digest.update(np.ascontiguousarray(source.sizes).tobytes())
         count = max(1, min(count, int(FINGERPRINT_PIXELS / source.sizes.prod(axis=1).mean())))
-        for index in _evenly_spaced(source, count):
-            _add_images(digest, source.read(int(index)))
-        return digest.hexdigest()[:32]
-    for indices in np.array_split(_evenly_spaced(source, count), -(-count // 1024)):
-        _add_images(digest, source.read_many(indices))
+        parts = map(source.read, _evenly_spaced(source, count).tolist())
+    for part in parts:
+        for field in (field for field in part.values() if field.ndim >= 3):
+            digest.update(np.ascontiguousarray(field).tobytes())
     return digest.hexdigest()[:32]
 
 
@@ -145,8 +142,3 @@ def _fingerprint_of_numbers(source: Source, samples: int) -> str:
 
 def _evenly_spaced(source: Source, count: int) -> NDArray[np.int64]:
     return np.linspace(0, len(source) - 1, count).round().astype(np.int64)
-
-
-def _add_images(digest: _Digest, sample: Sample) -> None:
-    for field in (field for field in sample.values() if field.ndim >= 3):
-        digest.update(np.ascontiguousarray(field).tobytes())

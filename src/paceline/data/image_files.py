@@ -1,10 +1,12 @@
-"""Sources whose samples are image files: their splits, sizes and regions."""
+"""Samples that consist of encoded images, in files or shards: how images form a sample, and which cannot be used."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,27 +15,253 @@ from numpy.typing import NDArray
 
 from paceline.config.flags import SeparateTestFolder
 from paceline.config.settings import RunSettings
-from paceline.contracts.data_spec import EIGHT_BITS, INPUT
+from paceline.contracts.data_spec import EIGHT_BITS, INPUT, LEFT_OUT
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.files import user_path
+from paceline.core.ordered_map import ordered_map
+from paceline.core.terminal import counted
 from paceline.core.text import printable
 from paceline.data.file_lists import (
-    Problem,
     check_split_names,
     existing_folder,
+    first_few,
+    group_keys,
     list_folder,
     named_root,
     no_images,
+    note_left_out,
+    split_files,
+    too_small,
     unreadable,
-    unused_validation,
 )
-from paceline.data.image_samples import Content, ImageSamples, SampleLayout
-from paceline.data.source import LOW, Encoded, Sample, Source, group_keys, split_files
+from paceline.data.source import LABEL, LOW, Encoded, Sample, Source
+from paceline.data.worker_pool import num_readers
 from paceline.images.decode import PIXEL_LIMIT, BadImage
-from paceline.images.readers import ImageReader
+from paceline.images.readers import Decoded, ImageReader, choose_reader
 from paceline.images.rectangles import Box
-from paceline.images.regions.open_image import huge_size, open_any_image
-from paceline.images.regions.region_image import RegionImage
+from paceline.images.regions import RegionImage, huge_size, open_any_image
+
+Content = Path | bytes  # an encoded image
+ImageSizes = Mapping[str, NDArray[np.int64]]  # by field: the height and width of every sample's image, [n, 2]
+
+
+@dataclass(frozen=True)
+class SampleLayout:
+    """How the images of a sample are used."""
+
+    fields: tuple[str, ...]  # the images that are read
+    row: tuple[str, ...] = ()  # names of the panels from left to right, if "image" is a row of panels
+    panels: tuple[str, ...] = ()  # fields to predict from the image
+    side: int = 0  # height and width of the square images; 0 keeps the size of each image
+    scale: int = 0  # ratio of "image" to "low"; 0 if there is no field "low"
+
+    def crops(self, width: int) -> dict[str, tuple[int, int]]:
+        """Return the first column of each panel, and the column after its last one, in a row of this width."""
+        panel = width // len(self.row)
+        return {name: (panel * at, panel * (at + 1)) for at, name in enumerate(self.row) if name != LEFT_OUT}
+
+    def image_sizes(self, sizes: ImageSizes) -> NDArray[np.int64]:
+        """Return the height and width of each sample's "image"."""
+        return sizes[LOW] * self.scale if self.scale else sizes[INPUT] // (1, max(1, len(self.row)))
+
+    def arrange(self, images: Mapping[str, Decoded], reader: ImageReader) -> Sample:
+        """Return the fields of a sample, given its images as decoded by `reader`."""
+        if self.row:
+            row = images[INPUT]
+            crops = self.crops(row.width).items()
+            images = {name: row.crop((left, 0, right, row.height)) for name, (left, right) in crops}
+        sample = {name: reader.arrange(image, self.side) for name, image in images.items()}
+        if self.scale:
+            height, width = (length * self.scale for length in sample[LOW].shape[:2])
+            sample[INPUT] = sample[INPUT][:height, :width]
+        return sample
+
+
+def find_ratios(sizes: ImageSizes) -> NDArray[np.int64]:
+    """Return the whole-number ratio of "image" to "low" for each sample; 0 if no ratio fits.
+
+    The image may be larger by a remainder that is smaller than the ratio.
+    """
+    size, low = sizes[INPUT], sizes[LOW]
+    ratio = size[:, 0] // low[:, 0]
+    fits = (ratio > 1) & (ratio == size[:, 1] // low[:, 1]) & ((size % low).max(axis=1) < ratio)
+    return np.where(fits, ratio, 0)
+
+
+class ImageSamples(Source):
+    """Base class for sources whose samples are encoded images. A subclass lists the samples and returns the images."""
+
+    shown: str  # where the samples are, for messages
+    reader: ImageReader
+    layout: SampleLayout
+    stored_sizes: ImageSizes  # the size of every stored image, by field; empty if it is not known
+    labels: NDArray[np.int64] | None = None
+    may_skip: bool
+
+    @classmethod
+    def measure_whole(cls, settings: RunSettings) -> RunSettings:
+        """Return settings that use the entire folder for testing, unless it has a test split."""
+        assert isinstance(settings, SeparateTestFolder)
+        if settings.test_root or cls.has_test_split(settings):
+            return settings
+        return dataclasses.replace(settings, test_root=settings.data_root, validation=0.0)
+
+    @classmethod
+    def has_test_split(cls, settings: SeparateTestFolder) -> bool:
+        """Return whether `--data-root` has a test split of its own."""
+        raise NotImplementedError
+
+    def contents(self, indices: Sequence[int]) -> list[Mapping[str, Content]]:
+        """Return the encoded images of several samples, by field."""
+        raise NotImplementedError
+
+    def place_of(self, index: int, field: str) -> str:
+        """Return where an image of a sample is, for error messages."""
+        raise NotImplementedError
+
+    def image_name(self, index: int, field: str) -> str:
+        """Return the name of an image of a sample, for lists of problems."""
+        raise NotImplementedError
+
+    def keep(self, rows: NDArray[np.int64]) -> None:
+        """Keep only some of the samples."""
+        self.stored_sizes = {field: sizes[rows] for field, sizes in self.stored_sizes.items()}
+        self.labels = None if self.labels is None else self.labels[rows]
+
+    def numbers_of(self, indices: NDArray[np.int64]) -> Sample | None:
+        return {} if self.labels is None else {LABEL: self.labels[indices]}
+
+    def read(self, index: int) -> Sample:
+        return self.decode(index, self.contents([index])[0])
+
+    def decode(self, index: int, contents: Mapping[str, Content]) -> Sample:
+        """Return a sample, given its encoded images."""
+        images = {}
+        for field, content in contents.items():
+            try:
+                images[field] = image = self.reader.decode(content)
+            except BadImage as error:
+                raise unreadable(self.place_of(index, field), error) from error
+            if field in self.stored_sizes:
+                height, width = self.stored_sizes[field][index].tolist()
+                if (image.height, image.width) != (height, width):
+                    raise UserError(
+                        f"{self.place_of(index, field)}: the {field} is {image.width}×{image.height} pixels, "
+                        f"but its header specifies {width}×{height}; use --bad-images skip to leave out such images"
+                    )
+        sample = self.layout.arrange(images, self.reader)
+        return sample if self.labels is None else {**sample, LABEL: np.asarray(self.labels[index])}
+
+    def choose_reader(self, images: Iterable[Content], settings: RunSettings) -> None:
+        """Choose the reader for the images; the first one that can be read decides what the settings leave open."""
+        self.may_skip = settings.bad_images == "skip"
+        self.reader, notes = choose_reader(images, settings)
+        self.notes += notes
+
+    def measure_images(self, measure: Callable[[Content], tuple[int, int]], settings: RunSettings) -> dict[int, str]:
+        """Set `stored_sizes`, using several threads; return, by row, the problems with images that are unreadable."""
+
+        def measure_sample(row: int) -> dict[str, tuple[int, int]] | str:
+            sizes = {}
+            for field, content in self.contents([row])[0].items():
+                try:
+                    sizes[field] = measure(content)
+                except BadImage as error:
+                    return f"{self._name(row, field)}: unreadable image ({error})"
+            return sizes
+
+        # Threads run in parallel, because Pillow releases the GIL.
+        rows = ordered_map(measure_sample, range(len(self)), max(1, num_readers(settings)))
+        measured = list(counted(rows, f"reading the images in {self.shown}", len(self)))
+        fields = next((tuple(sizes) for sizes in measured if not isinstance(sizes, str)), ())
+        self.stored_sizes = {
+            field: np.array([(1, 1) if isinstance(sizes, str) else sizes[field] for sizes in measured], dtype=np.int64)
+            for field in fields
+        }
+        return {row: problem for row, problem in enumerate(measured) if isinstance(problem, str)}
+
+    def decoded_size(self, content: Content) -> tuple[int, int]:
+        """Decode an image, which detects wrong headers and damaged pixels, and return its height and width."""
+        image = self.reader.decode(content)
+        return image.height, image.width
+
+    def find_scale(self, excluded: Iterable[int] = ()) -> int:
+        """Return the most common ratio of "image" to "low"; raise UserError if no image is larger than its "low"."""
+        ratios = np.delete(find_ratios(self.stored_sizes), list(excluded))
+        values, counts = np.unique(ratios[ratios > 1], return_counts=True)
+        if len(ratios) and not len(values):
+            raise UserError(
+                f"{self.shown}: {printable(self.name_of(0))}: the image must be larger than its low-resolution version "
+                "by a whole-number factor, such as 4"
+            )
+        return int(values[counts.argmax()]) if len(values) else 0
+
+    def check_sizes(self, smallest: int = 0) -> dict[int, str]:
+        """Return, by row, the problems with images that do not fit together, or are smaller than `smallest`."""
+        if not self.stored_sizes:
+            return {}
+        problems: dict[int, str] = {}
+        layout, whole, sizes = self.layout, self.stored_sizes[INPUT], self.layout.image_sizes(self.stored_sizes)
+        for row in np.flatnonzero((sizes < smallest).any(axis=1)).tolist():
+            problems[row] = too_small(self._name(row, INPUT), sizes[row])
+        if layout.row:
+            (height, width), count = whole.T, len(layout.row)
+            squares = np.where(width % height == 0, width // height, 0)
+            # In all known datasets, rows of more than two panels consist of squares; pairs can have any shape.
+            fits = (width % count == 0) & ((count == 2) | (squares == 0) | (squares == count))
+            for row in np.flatnonzero(~fits).tolist():
+                problems[row] = (
+                    f"{self._name(row, INPUT)}: {width[row]}×{height[row]} pixels is not a row of {count} equal panels "
+                    "(set by panels=…)"
+                )
+        for field in layout.fields:
+            others, is_low = self.stored_sizes[field], field == LOW
+            fits = find_ratios(self.stored_sizes) == layout.scale if is_low else (others == whole).all(axis=1)
+            expected = f", which is not 1/{layout.scale} of it" if is_low else ""
+            for row in np.flatnonzero(~fits).tolist():
+                (height, width), (other_height, other_width) = whole[row], others[row]
+                name, other = f"{self._name(row, INPUT)} is {width}×{height} pixels", self._name(row, field)
+                problems[row] = f"{name} but {other} is {other_width}×{other_height}{expected}"
+        return problems
+
+    def leave_out(self, problems: Mapping[int, str], unmatched: Sequence[str] = ()) -> None:
+        """Leave out the samples in `problems`, by row; raise UserError unless bad images are skipped.
+
+        `unmatched` are the problems with images that belong to no sample.
+        """
+        every = [*unmatched, *(problems[row] for row in sorted(problems))]
+        if not every:
+            return
+        if not self.may_skip:
+            raise UserError(f"{self.shown}: {first_few(every)}; use --bad-images skip to leave these out")
+        num_left = len(self) - len(problems)
+        if not num_left:
+            raise UserError(f"{self.shown}: none of its images can be used: {first_few(every)}")
+        self.not_used += tuple(f"{self.shown}/{problem}" for problem in every)
+        self.notes += (note_left_out(self.shown, every, num_left),)
+        self.keep(np.delete(np.arange(len(self)), list(problems)))
+
+    def make_spec(
+        self, settings: RunSettings, num_classes: int = 0, class_names: tuple[str, ...] = (), *, may_flip: bool = True
+    ) -> DataSpec:
+        """Return the data spec; if images keep their sizes, also set `sizes`."""
+        height = width = self.layout.side
+        if not height:
+            self.sizes = self.layout.image_sizes(self.stored_sizes)
+            height, width = (settings.crop, settings.crop) if settings.crop else self.sizes[0].tolist()
+        pixels = self.reader.pixel_format
+        return DataSpec(
+            *(self.reader.channels, height, width, num_classes, class_names, may_flip),
+            scale=self.layout.scale,
+            panels=self.layout.panels,
+            dtype=pixels.dtype,
+            value_range=pixels.declared_range,
+        )
+
+    def _name(self, row: int, field: str) -> str:
+        return printable(self.image_name(row, field))
+
 
 _ACCEPTED = ContextVar("huge test images are accepted", default=False)
 
@@ -65,21 +293,17 @@ class SampleRegions:
 
     def __init__(self, fields: dict[str, RegionField], reader: ImageReader, num_sharing: int = 1) -> None:
         self._fields, self._reader, self._stack = fields, reader, ExitStack()
-        self._images: dict[Path, RegionImage] = {}
-        self._arrays: dict[Path, NDArray[Any]] = {}  # images that are not huge
+        self._images: dict[Path, RegionImage | NDArray[Any]] = {}  # arrays are images that are not huge
         channels = reader.channels if reader.pixel_format == EIGHT_BITS else 0  # as for whole images
-        for field in fields.values():
-            if field.path in self._images or field.path in self._arrays:
-                continue
+        for path, size in {field.path: field.size for field in fields.values()}.items():
             try:
-                if field.size[0] * field.size[1] > PIXEL_LIMIT:
-                    image = open_any_image(field.path, num_sharing, channels)
-                    self._images[field.path] = self._stack.enter_context(image)
+                if size[0] * size[1] > PIXEL_LIMIT:
+                    self._images[path] = self._stack.enter_context(open_any_image(path, num_sharing, channels))
                 else:
-                    self._arrays[field.path] = reader.arrange(reader.decode(field.path), 0)
+                    self._images[path] = reader.arrange(reader.decode(path), 0)
             except BadImage as error:
                 self.close()
-                raise unreadable(field.path, error) from error
+                raise unreadable(path, error) from error
 
     def read(self, window: Box) -> Sample:
         """Return every field of the sample inside a window of its "image"."""
@@ -97,10 +321,9 @@ class SampleRegions:
 
     def _read(self, field: RegionField, window: Box) -> NDArray[Any]:
         place = Box(*(side // field.scale for side in window))
-        place = place._replace(left=place.left + field.left)
-        if field.path in self._arrays:
-            return self._arrays[field.path][place.slices]
-        image = self._images[field.path]
+        place, image = place._replace(left=place.left + field.left), self._images[field.path]
+        if isinstance(image, np.ndarray):
+            return image[place.slices]
         try:
             return self._reader.from_region(image.read(0, place), image.format)
         except BadImage as error:
@@ -138,7 +361,7 @@ class FileSamples(ImageSamples):
         self.files = [self.files[row] for row in rows.tolist()]
 
     def files_of(self, index: int) -> Encoded | None:
-        numbers = {} if self.labels is None else {"label": np.asarray(self.labels[index])}
+        numbers = {} if self.labels is None else {LABEL: np.asarray(self.labels[index])}
         return Encoded(self.files[index], numbers)
 
     def originals(self, index: int) -> Encoded | None:
@@ -161,7 +384,7 @@ class SampleFiles(NamedTuple):
 
     root: Path  # the split's folder
     samples: list[Files]
-    unmatched: Sequence[Problem] = ()  # the problems with files that belong to no sample
+    unmatched: Sequence[str] = ()  # the problems with files that belong to no sample
 
 
 class ImageFiles(FileSamples):
@@ -193,8 +416,6 @@ class ImageFiles(FileSamples):
         self.notes += listing.notes
         self.not_used = tuple(f"{self.root}/{entry}" for entry in listing.unusable)
         self.choose_reader((path for files in self.files for path in files.values()), settings)
-        if split == "train":
-            self.notes += self._unused_splits(settings)
         by_region = _ACCEPTED.get() and self.reads_regions and split == "test" and not settings.size
 
         def measure(path: Any) -> tuple[int, int]:
@@ -215,14 +436,6 @@ class ImageFiles(FileSamples):
         self.leave_out(self.check_sizes(settings.crop if must_fit_crop else 0) | problems, unmatched)
         self.groups = group_keys(settings.group_by, self.root, [files[INPUT] for files in self.files])
         self.spec = self.make_spec(settings)
-
-    def _unused_splits(self, settings: SeparateTestFolder) -> tuple[str, ...]:
-        root = user_path(settings.data_root)
-        for names in () if settings.test_root else self.split_layouts:
-            train, test = (_first_folder(root, names[name]) for name in ("train", "test"))
-            if train and test:
-                return unused_validation(root, test)
-        return ()
 
     def regions(self, index: int, num_sharing: int = 1) -> SampleRegions:
         """Open a sample whose images are read by region, in each of `num_sharing` processes; close it after use."""
@@ -256,7 +469,7 @@ def find_split(
     split: str,
     settings: SeparateTestFolder,
     names: SplitNames,
-    list_samples: Callable[[Path], tuple[list[Files], Sequence[Problem]]],
+    list_samples: Callable[[Path], tuple[list[Files], Sequence[str]]],
 ) -> SampleFiles:
     """Return the samples in a split's folder; without split folders, a fixed fifth of the samples is for testing.
 

@@ -1,14 +1,15 @@
-"""Sources: indexable sets of samples, with their settings, splits, subsets, panels and checks."""
+"""Sources: indexable sets of samples, with their settings and checks, and the sources of a run by split."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 import numpy as np
 import torch
@@ -16,17 +17,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.config.flags import SeparateTestFolder
-from paceline.config.resolve import own_fields
-from paceline.config.settings import HasSettings, RunSettings, setting
-from paceline.contracts.data_spec import INPUT, LEFT_OUT
-from paceline.contracts.recipe import DataSpec
-from paceline.core.errors import UserError
-from paceline.core.registry import load_class, names
-from paceline.data.file_lists import first_few
-from paceline.data.stream import FULL, Shuffle, cut
+from paceline.config.resolve import Config
+from paceline.config.settings import HasSettings, RunSettings, is_never, setting
+from paceline.contracts.data_spec import INPUT, LARGEST, LEFT_OUT, DataSpec
+from paceline.core.errors import UserError, check_parameters
+from paceline.core.registry import is_path, load_class
+from paceline.data.file_lists import first_few, held_out
+from paceline.data.stream import FULL, Shuffle, cut, ratio_of
 from paceline.images.rectangles import Box
 
+LABEL = "label"
+LOW = "low"  # field with the low-resolution version of the image
+TARGET = "target"  # default name of the second of two panels
+RESERVED = (LABEL, "index", "uniforms")  # other fields of a batch
 Sample = dict[str, NDArray[Any]]  # images are [height, width, channels] arrays, labels are int64 scalars
+
+
+def stack(samples: Sequence[Sample]) -> Sample:
+    """Return the fields of several samples, stacked."""
+    return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
 
 
 class Encoded(NamedTuple):
@@ -179,13 +188,13 @@ class Source(HasSettings):
 
         Return None if this requires reading the samples.
         """
-        found = []
+        numbers = []
         for index in indices:
             sample = self.files_of(int(index))
             if sample is None:
                 return None
-            found.append(sample.numbers)
-        return {name: np.stack([numbers[name] for numbers in found]) for name in found[0]}
+            numbers.append(sample.numbers)
+        return stack(numbers)
 
     def name_of(self, index: int) -> str:
         """Return the name of a sample, for error messages."""
@@ -196,8 +205,7 @@ class Source(HasSettings):
 
         Override this if the source can read many samples at once.
         """
-        samples = [self.read(int(index)) for index in indices]
-        return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+        return stack([self.read(int(index)) for index in indices])
 
 
 class ArraySource(Source):
@@ -262,6 +270,18 @@ def has_one_size(source: Source) -> bool:
     return source.sizes is None or bool((source.sizes == source.sizes[0]).all())
 
 
+def bytes_needed(source: Source) -> int:
+    """Return the size of all decoded samples in bytes."""
+    needed, count = 0, len(source)
+    for name, field in source.read(0).items():
+        if field.ndim == 3 and source.sizes is not None:
+            pixels = int((source.sizes // ratio_of(name, source.spec.scale)).prod(axis=1).sum())
+            needed += pixels * field.shape[-1] * field.itemsize
+        else:
+            needed += count * field.nbytes
+    return needed
+
+
 class Subset(Source):
     """A subset of another source's samples, in a given order."""
 
@@ -319,92 +339,6 @@ def is_in_memory(source: Source) -> bool:
     while isinstance(source, Subset):
         source = source.source
     return isinstance(source, ArraySource)
-
-
-class RegisteredSources:
-    """Settings of all registered sources, for `config.resolve`."""
-
-    def of(self, source: str) -> type[RunSettings]:
-        """Return a source's settings class; raise UserError if it is not valid."""
-        found = load_class("source", source, Source).Settings
-        extends = isinstance(found, type) and issubclass(found, RunSettings)
-        if not extends or "__dataclass_fields__" not in vars(found):
-            raise UserError(f"source {source!r}: its Settings must be a frozen @dataclass that extends RunSettings")
-        return found
-
-    def owners(self) -> dict[str, list[str]]:
-        """Return, for each setting that only some sources have, the quoted names of those sources."""
-        found: dict[str, list[str]] = {}
-        for source in names("source"):
-            try:
-                own = own_fields(self.of(source))
-            except UserError:  # skip a broken plugin; `paceline settings` reports it
-                continue
-            for f in own:
-                found.setdefault(f.name, []).append(repr(source))
-        return found
-
-
-TEST_SHARE = 0.2
-SPLIT_KEY = 1797  # must never change: test results are compared between versions
-
-
-def fixed_split(length: int, split: str) -> NDArray[np.int64]:
-    """Return the sorted sample indices of `split`: a fixed random fifth for testing, the rest for training."""
-    order = np.random.Generator(np.random.Philox(key=SPLIT_KEY)).permutation(length)
-    num_test = max(1, round(length * TEST_SHARE))
-    return np.sort(order[-num_test:] if split == "test" else order[:-num_test])
-
-
-def group_keys(pattern: str, root: Path, files: Sequence[Path]) -> tuple[str, ...]:
-    """Return each file's group: the part of its path that the pattern matches.
-
-    If the pattern has capture groups, only the first one counts. Without a pattern, there are no groups.
-    """
-    if not pattern:
-        return ()
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise UserError(f"group_by={pattern}: invalid regular expression: {error}") from None
-    names = [file.relative_to(root).as_posix() for file in files]
-    matches = [(name, compiled.search(name)) for name in names]
-    keys = {name: match[min(1, compiled.groups)] for name, match in matches if match}
-    unmatched = [name for name in names if keys.get(name) is None]
-    if unmatched:
-        raise UserError(f"group_by={pattern}: must match every file, but does not match {first_few(unmatched)}")
-    return tuple(keys[name] for name in names)
-
-
-def held_out(keys: Sequence[str], fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Return a mask of the samples to hold out. Whether a group is held out depends only on its own key."""
-    numbers = (int.from_bytes(sha256(f"{seed} {key}".encode(errors="surrogateescape")).digest()[:8]) for key in keys)
-    return np.fromiter((number < fraction * 2**64 for number in numbers), dtype=bool, count=len(keys))
-
-
-def split_files(pattern: str, root: Path, files: Sequence[Path], split: str, shown: str) -> NDArray[np.int64]:
-    """Return the indices of a split's files. A fifth of the groups, or of ungrouped files, is used for testing.
-
-    `shown` is where the files are, for the error message if there are too few.
-    """
-    if len(files) < 2:
-        raise UserError(f"{shown}: one sample is too few to train and test on; add more, or set --test-root")
-    if not pattern:
-        return fixed_split(len(files), split)
-    keys = group_keys(pattern, root, files)
-    tested = held_out(keys, TEST_SHARE, SPLIT_KEY)
-    if tested.all() or not tested.any():
-        number = len(set(keys))
-        raise UserError(
-            f"group_by={pattern}: too few groups ({number:,}) to hold out a fifth for testing; set --test-root"
-        )
-    return np.flatnonzero(tested if split == "test" else ~tested)
-
-
-LABEL = "label"
-LOW = "low"  # field with the low-resolution version of the image
-TARGET = "target"  # default name of the second of two panels
-RESERVED = ("label", "index", "uniforms")  # other fields of a batch
 
 
 @dataclass(frozen=True)
@@ -528,3 +462,107 @@ def in_proportion(draws: Tensor, counts: Tensor) -> Tensor:
     ends = counts.cumsum(0)
     numbers = torch.searchsorted(ends[:-1].double(), draws.double() * ends[-1], right=True)
     return selecting(numbers, len(counts)).to(draws.dtype)
+
+
+def open_sources(config: Config, split: str = "") -> dict[str, Source]:
+    """Return the run's sources by split: train, test if the source has one, and validation if samples are held out.
+
+    If `split` is given and is stored separately from the training samples, only that split is opened.
+    """
+    source_class = load_class("source", config.run.data, Source)
+    settings, splits = settings_and_splits(config)
+    if split != "train" and split in splits:
+        return {split: _open(source_class, split, settings)}
+    # A source without training samples raises an error.
+    sources = {split: _open(source_class, split, settings) for split in dict.fromkeys(("train", *splits))}
+    return sources | _hold_out(config.run, sources["train"])
+
+
+def open_training_samples(config: Config) -> Source:
+    """Return the samples that a run is trained on, without opening its test split."""
+    source_class = load_class("source", config.run.data, Source)
+    return _hold_out(config.run, _open(source_class, "train", settings_and_splits(config)[0]))["train"]
+
+
+def _open(source_class: type[Source], split: str, settings: RunSettings) -> Source:
+    """Open one split; raise UserError if the source's class does not follow the contract."""
+    shown = f"--data {settings.data}"
+    for name in ("__init__", "__len__", "read"):
+        if getattr(source_class, name) is getattr(Source, name):
+            raise UserError(f"{shown}: {source_class.__name__} has no method {name}; define it")
+    check_parameters(f"{shown}: __init__(self, split, settings)", source_class, split, settings)
+    source = source_class(split, settings)
+    if not isinstance(getattr(source, "spec", None), DataSpec):
+        raise UserError(f"{shown}: self.spec is not a DataSpec; set it in __init__")
+    if source.spec.num_classes > LARGEST:
+        most = f"at most {LARGEST:,} are supported"
+        raise UserError(f"{shown}: has {source.spec.num_classes:,} classes, but {most}; number them without gaps")
+    if not isinstance(length := source.__len__(), int | np.integer) or length < 0:
+        raise UserError(f"{shown}: __len__ returns {length!r}; return the number of samples")
+    if split == "train" and (empty := with_empty_classes(source).empty_classes):
+        named = first_few([source.spec.classes[index] for index in empty])
+        note = f"{shown}: {len(empty)} of {source.spec.num_classes} classes have no training images ({named})"
+        source.notes = (*source.notes, note)
+    return source
+
+
+def check_evaluated(config: Config, sources: Mapping[str, Source]) -> None:
+    """Raise UserError if a recipe is evaluated on held-out samples, but there are none."""
+    recipe_class, run = config.recipe_class, config.run
+    is_evaluated = recipe_class.evaluation.evaluator and not is_never(run.evaluate_every)
+    if is_evaluated and recipe_class.evaluation.split != "train" and not sources.keys() & {"validation", "test"}:
+        raise UserError(
+            f"--data {run.data}: has no test split, and validation={run.validation:g} holds out no samples to evaluate "
+            "the model; use --set validation=0.1, or --set evaluate_every=never"
+        )
+
+
+def settings_and_splits(config: Config) -> tuple[RunSettings, Sequence[str]]:
+    """Return the settings of a run's sources, and the splits that the run uses.
+
+    A recipe that is evaluated against its training images needs no held-out images. If the source would hold some out,
+    the training split consists of all images, and there is no test split.
+    """
+    source_class = load_class("source", config.run.data, Source)
+    if config.recipe_class.evaluation.split == "train":
+        whole = source_class.measure_whole(config.run)
+        if whole != config.run:
+            return whole, ("train",)
+    return config.run, source_class.splits_of(config.run)
+
+
+def _hold_out(run: RunSettings, whole: Source) -> dict[str, Source]:
+    """Return the training samples and, if samples are held out, the validation samples."""
+    if not run.validation:
+        return {"train": whole}
+    train, validation = split_off(whole, run.validation, run.split_seed)
+    train.notes, train.not_used, train.class_advice = whole.notes, whole.not_used, whole.class_advice
+    if not len(train) or not len(validation):
+        share = f"--set validation={math.ceil(1000 / max(1, len(whole))) / 1000:g} to hold out at least one sample, or "
+        raise UserError(
+            f"validation={run.validation:g}: leaves a split empty (samples available: {len(whole)}); "
+            f"use {share if len(whole) > 1 else ''}--set validation=0 to hold out no samples"
+        )
+    return {"train": train, "validation": validation}
+
+
+MAX_LENGTH = 80
+
+
+def data_name(source: str, root: str) -> str:
+    """Return the name of the data: of its source or, if the source reads any data, of the file or folder that it reads.
+
+    For example, `cifar10` for the source `cifar10`, and for the source `npz` with the file `cifar10.npz`. A source in a
+    user's own file is not loaded, because the name of a run's data must not require trust in its code.
+    """
+    name = clean_name(Path(source).stem)
+    is_default = root in ("", RunSettings.data_root)
+    if is_default or is_path(source) or not load_class("source", source, Source).reads_any_data:
+        return name
+    place = urlsplit(root).path if "://" in root else root  # host and query may contain credentials
+    return clean_name(Path(place).name.removesuffix(".npz")) or name
+
+
+def clean_name(text: str) -> str:
+    """Return text that can be part of a metric's name."""
+    return re.sub(r"[^\w.-]+", "-", text)[:MAX_LENGTH].strip("-")

@@ -1,11 +1,17 @@
-"""The data stream: tickets (a sample's index and every random number for it), crop windows, pixels and draws."""
+"""The data stream: tickets (a sample's index and every random number for it), crop windows, pixels, draws, transforms.
+
+Each sample depends only on its own row of random numbers, and all operations round the same way on every device. So a
+sample is bit-identical with every loader, however samples are batched.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from hashlib import blake2b
+from itertools import permutations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.contracts.data_spec import PixelFormat
+from paceline.config.settings import RunSettings
+from paceline.contracts.data_spec import EIGHT_BITS, PixelFormat
 from paceline.contracts.recipe import Batch, DataSpec, Draw
 from paceline.core.errors import UserError
 from paceline.images.rectangles import Box
@@ -94,9 +101,9 @@ def in_order(start: int, stop: int) -> Tickets:
 
 def in_order_with_crops(start: int, stop: int, length: int) -> Tickets:
     """Return tickets for the evaluation of crops: at random places, which are the same in every run."""
-    found = in_order(start, stop)
-    found.uniforms[:, CROP_ROW : CROP_COLUMN + 1] = _places(length)[start:stop]
-    return found
+    ordered = in_order(start, stop)
+    ordered.uniforms[:, CROP_ROW : CROP_COLUMN + 1] = _places(length)[start:stop]
+    return ordered
 
 
 @lru_cache(maxsize=2)
@@ -108,15 +115,17 @@ def _places(length: int) -> NDArray[np.float32]:
 MAX_NAMED = 3  # maximum number of images listed in an error message
 
 
+def ratio_of(name: str, scale: int) -> int:
+    """Return how many pixels of "image" a pixel of a sample's field covers, along one side."""
+    return scale if name == "low" and scale else 1
+
+
 def cut(sample: dict[str, NDArray[Any]], window: Box, scale: int) -> dict[str, NDArray[Any]]:
     """Crop every image of a sample to the window, which is divided by the scale for the low-resolution image."""
-    parts = {}
-    for name, field in sample.items():
-        if field.ndim == 3:
-            place = Box(*(side // scale for side in window)) if name == "low" and scale else window
-            field = field[place.slices]
-        parts[name] = field
-    return parts
+    return {
+        name: field[Box(*(side // ratio_of(name, scale) for side in window)).slices] if field.ndim == 3 else field
+        for name, field in sample.items()
+    }
 
 
 def corners(uniforms: Tensor, sizes: Tensor, crop: int, scale: int) -> Tensor:
@@ -129,8 +138,8 @@ def corners(uniforms: Tensor, sizes: Tensor, crop: int, scale: int) -> Tensor:
 
 def windows(uniforms: NDArray[np.float32], sizes: NDArray[np.int64], crop: int, scale: int) -> list[Box]:
     """Return each sample's window, computed on the host."""
-    found = corners(torch.from_numpy(uniforms), torch.from_numpy(sizes), crop, scale)
-    return [Box(top, left, crop, crop) for top, left in found.tolist()]
+    places = corners(torch.from_numpy(uniforms), torch.from_numpy(sizes), crop, scale)
+    return [Box(top, left, crop, crop) for top, left in places.tolist()]
 
 
 def cropped(spec: DataSpec, crop: int) -> DataSpec:
@@ -141,29 +150,20 @@ def cropped(spec: DataSpec, crop: int) -> DataSpec:
 def check_crop(sizes: NDArray[np.int64], crop: int, scale: int, name_of: Callable[[int], str]) -> None:
     """Raise UserError if the crop is larger than an image, or if there is no crop and sizes differ."""
     smallest = int(sizes.min())
-    if not crop:
-        other = np.flatnonzero((sizes != sizes[0]).any(axis=1))
-        if other.size:
-            first, second = (f"{name_of(i)} {_size(sizes[i])}" for i in (0, int(other[0])))
-            raise UserError(
-                f"--crop 0: images of different sizes ({first}, {second}) cannot share a batch; "
-                f"set --crop to a size that fits every image, at most {smallest}"
-            )
-        return
-    if scale and crop % scale:
-        raise UserError(f"--crop {crop}: must be a multiple of {scale}, the scale of the low-resolution files")
-    small = np.flatnonzero((sizes < crop).any(axis=1))
-    if small.size:
-        named = ", ".join(f"{name_of(int(i))} {_size(sizes[i])}" for i in small[:MAX_NAMED])
-        more = f" and {small.size - MAX_NAMED} more" if small.size > MAX_NAMED else ""
+    wrong = np.flatnonzero(((sizes < crop) if crop else (sizes != sizes[0])).any(axis=1))[:MAX_NAMED].tolist()
+    listed = ", ".join(f"{name_of(i)} {sizes[i][1]}×{sizes[i][0]}" for i in (wrong if crop else [0, *wrong[:1]]))
+    if not crop and wrong:
         raise UserError(
-            f"--crop {crop}: larger than some images: {named}{more}; leave these out with --bad-images skip, "
+            f"--crop 0: images of different sizes ({listed}) cannot share a batch; "
+            f"set --crop to a size that fits every image, at most {smallest}"
+        )
+    if crop and scale and crop % scale:
+        raise UserError(f"--crop {crop}: must be a multiple of {scale}, the scale of the low-resolution files")
+    if wrong:
+        raise UserError(
+            f"--crop {crop}: larger than some images: {listed}; leave these out with --bad-images skip, "
             f"or use a crop of at most {smallest - smallest % max(1, scale)}"
         )
-
-
-def _size(size: NDArray[np.int64]) -> str:
-    return f"{size[1]}×{size[0]}"
 
 
 TORCH_TYPES = {"uint8": torch.uint8, "uint16": torch.uint16, "float32": torch.float32}  # by pixel type
@@ -224,7 +224,7 @@ def channels_first(batch: Batch) -> Batch:
 
 
 BLOCK_ROWS = 500  # rows generated at a time outside training
-_MAKERS = {"normal": torch.randn, "uniform": torch.rand}
+MAKERS = {"normal": torch.randn, "uniform": torch.rand}
 
 
 def number_from(*words: object) -> int:
@@ -259,11 +259,155 @@ class Drawer:
 
     def _block(self, name: str, draw: Draw, purpose: str, block: int | str, rows: int) -> Tensor:
         generator = torch.Generator().manual_seed(number_from(self.seed, purpose, block, name))
-        return _MAKERS[draw.kind]((rows, *draw.shape), generator=generator)
+        return MAKERS[draw.kind]((rows, *draw.shape), generator=generator)
 
     def _fill(self, name: str, draw: Draw, images: int, rows: int) -> Tensor:
         self.generator.manual_seed(number_from(self.seed, images, name))
-        make = _MAKERS[draw.kind]
         # Always drawn in float32, so that the values do not depend on the run's precision.
-        drawn = make((1 if draw.common else rows, *draw.shape), generator=self.generator, device=self.generator.device)
+        shape = (1 if draw.common else rows, *draw.shape)
+        drawn = MAKERS[draw.kind](shape, generator=self.generator, device=self.generator.device)
         return drawn.to(self.dtype).expand(rows, *draw.shape).contiguous()
+
+
+CROP_THEN_FLIP = (2, 1, NUM_UNIFORMS - 3)  # sizes into which a row of random numbers is split: crop, flip, rest
+RGB = 3  # number of channels of a colour image
+assert (CROP_ROW, CROP_COLUMN, FLIP) == (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Random augmentation for training; all images of a sample are changed in the same way."""
+
+    pad_crop: int = 0  # black pixels added on each side before cropping to the original size
+    flip: bool = False  # whether to flip each image left to right with probability 1/2
+    cutout: int = 0  # side of the blanked square in pixels; 0 for no square
+    rot90: bool = False  # whether to rotate each image by a random number of quarter turns
+    swap_colours: bool = False  # whether to put the three channels of each image in random order
+
+    @classmethod
+    def from_settings(cls, settings: RunSettings, spec: DataSpec) -> Augment:
+        """Return the augmentation for the settings; flip="auto" flips only if the data spec allows it."""
+        flip = spec.flip_allowed if settings.flip == "auto" else settings.flip == "on"
+        rot90 = settings.rot90 == "on"
+        if rot90 and spec.height != spec.width:
+            raise UserError(
+                f"rot90=on: needs square images, not {spec.width}×{spec.height}; use --crop to get square images"
+            )
+        if settings.pad_crop and (settings.crop or spec.scale):
+            raise UserError(
+                f"pad_crop={settings.pad_crop}: not supported with --crop or low-resolution files; use --set pad_crop=0"
+            )
+        swap_colours = settings.swap_colours == "on"
+        if swap_colours and spec.channels != RGB:
+            raise UserError(f"swap_colours=on: needs images with three channels, not {spec.channels}")
+        return cls(settings.pad_crop, flip, settings.cutout, rot90, swap_colours)
+
+
+def transform(raw: Batch, augment: Augment | None, dtype: torch.dtype, pixels: PixelFormat = EIGHT_BITS) -> Batch:
+    """Augment the images of a raw batch, scale their pixels to -1…1, and drop the random numbers."""
+    batch = {name: tensor for name, tensor in raw.items() if name != "uniforms"}
+    for name, tensor in batch.items():
+        if are_images(tensor):
+            batch[name] = _transform_images(stored(tensor), raw["uniforms"], augment or Augment(), pixels, dtype)
+    return batch
+
+
+def _transform_images(
+    images: Tensor, uniforms: Tensor, augment: Augment, pixels: PixelFormat, dtype: torch.dtype
+) -> Tensor:
+    if augment.pad_crop or augment.flip:
+        images = _crop_and_flip(images, uniforms, augment, lowest(pixels))
+    if augment.rot90:
+        images = _rot90(images, uniforms)
+    if augment.swap_colours:
+        images = _swap_colours(images, uniforms)
+    scaled = to_unit_range(images, pixels, dtype)
+    if augment.cutout:
+        scaled.masked_fill_(_cutout_mask(scaled, uniforms, augment.cutout), 0.0)  # in place, to keep the memory format
+    return scaled
+
+
+def _crop_and_flip(images: Tensor, uniforms: Tensor, augment: Augment, black: float) -> Tensor:
+    """Crop and flip with one gather, which reads each output pixel from its place in the padded image."""
+    num, channels, height, width = images.shape
+    pad = augment.pad_crop
+    sample, row, column, flipped = _grid(num, height, width, images.device)
+    place, flip, _ = uniforms.unsqueeze(2).split_with_sizes(CROP_THEN_FLIP, dim=1)
+    images = images.permute(0, 2, 3, 1)
+    if augment.flip:
+        column = torch.where(flip < 0.5, flipped, column)
+    if pad:
+        framed, inside = _frame((num, height, width, channels), pad, images.dtype, black, images.device)
+        inside.copy_(images)
+        images = framed
+        top, left = _pick(place, 2 * pad + 1).split_with_sizes((1, 1), dim=1)
+        row, column = row + top, column + left
+    return images[sample, row, column].permute(0, 3, 1, 2)
+
+
+def _rot90(images: Tensor, uniforms: Tensor) -> Tensor:
+    """Rotate each square image anticlockwise by a random number of quarter turns, with one gather."""
+    num, _, side, _ = images.shape
+    sample, row, column, _ = _grid(num, side, side, images.device)
+    quarters = _pick(uniforms[:, ROT90], 4)[:, None, None]
+    sideways = quarters % 2 == 1
+    from_row, from_column = torch.where(sideways, column, row), torch.where(sideways, row, column)
+    from_row = torch.where(quarters >= 2, side - 1 - from_row, from_row)
+    from_column = torch.where((quarters == 1) | (quarters == 2), side - 1 - from_column, from_column)
+    return images.permute(0, 2, 3, 1)[sample, from_row, from_column].permute(0, 3, 1, 2)
+
+
+def _swap_colours(images: Tensor, uniforms: Tensor) -> Tensor:
+    """Reorder the channels of each image; all six orders are equally likely."""
+    orders = _colour_orders(images.device)
+    order = orders[_pick(uniforms[:, COLOURS], len(orders))][:, None, None]
+    pixels = images.permute(0, 2, 3, 1)
+    return pixels.gather(3, order.expand(pixels.shape)).permute(0, 3, 1, 2)
+
+
+# Cached for the life of the process: kernel launches take time, and a CUDA graph keeps using these tensors.
+@cache
+def _grid(num: int, height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the indices of samples, rows, columns and reversed columns, each along its own dimension."""
+    columns = torch.arange(width, device=device)[None, None]
+    return (
+        torch.arange(num, device=device)[:, None, None],
+        torch.arange(height, device=device)[None, :, None],
+        columns,
+        width - 1 - columns,
+    )
+
+
+@cache
+def _colour_orders(device: torch.device) -> Tensor:
+    return torch.tensor(list(permutations(range(RGB))), device=device)
+
+
+@cache
+def _frame(
+    shape: tuple[int, int, int, int], pad: int, dtype: torch.dtype, black: float, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return black images [n, h, w, c] padded by `pad` on each side, and a view of the area inside the padding."""
+    num, height, width, channels = shape
+    framed = torch.full((num, height + 2 * pad, width + 2 * pad, channels), black, dtype=dtype, device=device)
+    return framed, framed[:, pad : pad + height, pad : pad + width]
+
+
+def to_eight_bits(images: Tensor) -> Tensor:
+    """Convert images in [-1, 1] to uint8, the format in which sample images are saved."""
+    return to_pixels(images, EIGHT_BITS)
+
+
+def _cutout_mask(images: Tensor, uniforms: Tensor, side: int) -> Tensor:
+    """Return a mask with one square per image, centred anywhere in the image and clipped at the borders."""
+    _, _, height, width = images.shape
+    top = _pick(uniforms[:, CUTOUT_ROW], height)[:, None] - side // 2
+    left = _pick(uniforms[:, CUTOUT_COLUMN], width)[:, None] - side // 2
+    row, column = torch.arange(height, device=top.device), torch.arange(width, device=top.device)
+    in_rows, in_columns = (row >= top) & (row < top + side), (column >= left) & (column < left + side)
+    return (in_rows[:, :, None] & in_columns[:, None, :])[:, None]
+
+
+def _pick(uniform: Tensor, count: int) -> Tensor:
+    """Map a number u in [0, 1) to an integer below `count`: floor(u · count), which never rounds up to `count`."""
+    return (uniform * count).to(torch.int64)

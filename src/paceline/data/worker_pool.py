@@ -1,8 +1,7 @@
-"""Worker processes that prefetch batches from a source."""
+"""Worker processes that prefetch batches from a source, or read all of it."""
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import signal
@@ -11,7 +10,7 @@ import tempfile
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.context import ForkContext
@@ -25,15 +24,15 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
+from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch
 from paceline.core.errors import UserError, describe_error
+from paceline.core.ordered_map import num_cores
 from paceline.core.registry import fault_of_plugin
 from paceline.core.watch import die_with_parent
-from paceline.data.source import Sample, Source, sizes_of
-from paceline.data.stream import Tickets, windows
+from paceline.data.source import Sample, Source, bytes_needed, has_one_size, sizes_of, stack
+from paceline.data.stream import Tickets, in_order, windows
 
-SHARED_MEMORY = "/dev/shm"  # where torch and multiprocessing keep the memory that processes share
-LONGEST_SOCKET_FOLDER = 75  # bytes; the kernel limits a socket's path to 107, and multiprocessing adds up to 32
 SECONDS_UNTIL_NOTICED = 0.2  # time within which torch notices a dead child process
 SPARE_QUEUES = 16  # each opens two files; fewer files cannot hold the first batches
 BATCHES_PER_WORKER = 2  # number of batches that each worker prefetches
@@ -85,7 +84,7 @@ class WorkerPool:
                 del shared
             return iter(self._loader)
         except OSError as error:
-            raise UserError(f"loader processes cannot start: {_why_not_shared(error, SHARED_MEMORY)}") from error
+            raise UserError(f"loader processes cannot start: {_why_not_shared(error)}") from error
 
     def describe_dead(self) -> str:
         """Return a message about a killed worker process; empty if none was killed."""
@@ -136,9 +135,7 @@ class _Queue(Queue):  # type: ignore[type-arg]  # at runtime, the class has no t
     def _on_queue_feeder_error(self, error: Exception, item: object) -> None:
         if not isinstance(item, tuple):  # the end of a queue that is already closed
             return
-        folder = tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")  # for the sockets of multiprocessing
-        why = _why_not_shared(error, SHARED_MEMORY if isinstance(error, RuntimeError) else folder)
-        self.put((item[0], UserError(f"a loader process cannot send a batch: {why}")))
+        self.put((item[0], UserError(f"a loader process cannot send a batch: {_why_not_shared(error)}")))
 
 
 class _Context(ForkContext):
@@ -148,22 +145,13 @@ class _Context(ForkContext):
         return _Queue(maxsize, ctx=self)
 
 
-def _why_not_shared(error: Exception, place: str) -> str:
-    """Return why processes cannot share memory or sockets in `place`, and what to do about it."""
-    why, reads_here = describe_error(error), "or use --workers 0"
-    if os.strerror(errno.EMFILE) in why:
-        return f"{why}: raise the limit with `ulimit -n`, use fewer --workers, {reads_here}"
-    if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM):
-        return f"{why}: use fewer --workers, {reads_here}"
-    if place != SHARED_MEMORY and (length := len(os.fsencode(place))) > LONGEST_SOCKET_FOLDER:
-        return f"the path {place} (TMPDIR) has {length} bytes: set TMPDIR to a shorter path, {reads_here}"
-    try:
-        space = os.statvfs(place)
-        free = f"{space.f_bavail * space.f_frsize:,} of {space.f_blocks * space.f_frsize:,} bytes are free"
-    except OSError as missing:
-        free = f"{missing.strerror}"
-    remedy = "make it larger (docker run --shm-size=2g)" if place == SHARED_MEMORY else "set TMPDIR to another folder"
-    return f"{why}; {place}: {free}: {remedy}, {reads_here}"
+def _why_not_shared(error: Exception) -> str:
+    """Return why processes cannot start or share memory and sockets, and what to do about it."""
+    folder = tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")  # for the sockets of multiprocessing
+    return (
+        f"{describe_error(error)}: make /dev/shm larger (docker run --shm-size=2g), set TMPDIR to a shorter path than "
+        f"{folder}, raise the limit of open files (ulimit -n), use fewer --workers, or use --workers 0"
+    )
 
 
 class _Current:
@@ -221,11 +209,9 @@ class _Reading(Dataset[Batch | UserError]):
         return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
     def _windows(self, request: Tickets) -> Sample:
-        found = windows(request.uniforms, self.sizes[request.index], self.crop, self.source.spec.scale)
-        samples = [
-            self.source.read_window(int(index), window) for index, window in zip(request.index, found, strict=True)
-        ]
-        return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+        boxes = windows(request.uniforms, self.sizes[request.index], self.crop, self.source.spec.scale)
+        pairs = zip(request.index, boxes, strict=True)
+        return stack([self.source.read_window(int(index), window) for index, window in pairs])
 
 
 def _begin_worker(parent: int, worker: int) -> None:
@@ -242,3 +228,40 @@ def _print_unless_orphaned(kind: type[BaseException], error: BaseException, trac
     """Print an exception, unless it only shows that the parent has exited; the parent reports why it exited."""
     if not issubclass(kind, (ConnectionError, EOFError)):
         sys.__excepthook__(kind, error, trace)
+
+
+MAX_READERS = 16
+BYTES_WAITING = 256 * 2**20  # maximum size of the samples that worker processes have read ahead, for any number of them
+LARGE_BYTES_WAITING = 2**30  # the same for samples so large that a batch has only one; fewer processes read them
+
+
+def num_readers(settings: RunSettings) -> int:
+    """Return how many processes or threads read files at the start of a run: this process's share of the cores.
+
+    Training does not run yet, so `workers`, which must leave cores for training, is only the minimum. With `workers=0`,
+    everything is read in this process.
+    """
+    if not settings.workers:
+        return 0
+    return max(settings.workers, min(MAX_READERS, num_cores() // max(1, settings.devices)))
+
+
+def read_in_order(
+    source: Source, num_workers: int, bytes_per_batch: int, start: int = 0
+) -> Generator[Batch, None, None]:
+    """Yield all samples from `start` on, in batches with images [n, h, w, c].
+
+    If image sizes differ, each batch has one sample. Worker processes prefetch if samples have to be decoded; close the
+    generator to stop them early. `bytes_per_batch` is reduced for many workers, and the number of workers for large
+    samples, so that they do not need more memory.
+    """
+    needed, count = bytes_needed(source), len(source)
+    num_workers = num_workers if source.decodes else 0
+    if num_workers:
+        share = 1 / count if source.sizes is None else float((pixels := source.sizes.prod(axis=1)).max() / pixels.sum())
+        largest = max(1, int(needed * share))  # size of the largest sample in bytes, approximately
+        num_workers = max(1, min(num_workers, LARGE_BYTES_WAITING // (BATCHES_PER_WORKER * largest)))
+        bytes_per_batch = min(bytes_per_batch, BYTES_WAITING // (num_workers * BATCHES_PER_WORKER))
+    rows = max(1, bytes_per_batch * count // needed) if has_one_size(source) else 1
+    requests = (in_order(low, min(low + rows, count)) for low in range(start, count, rows))
+    yield from WorkerPool(source, num_workers).read(requests)

@@ -27,7 +27,7 @@ from paceline.core.files import (
     write_json,
 )
 from paceline.data.source import LABEL, Source
-from paceline.evaluation.features.network import Features
+from paceline.evaluation.features import Features
 from paceline.evaluation.protocol import Protocol
 
 KERNEL_SUBSET = 1000  # rows per estimate of the kernel distance

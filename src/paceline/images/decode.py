@@ -6,8 +6,9 @@ import logging
 import stat
 import struct
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -16,13 +17,12 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.core.host import free_host_bytes
 from paceline.images import tiff
-from paceline.images.integrity import check_length, load_undamaged
 
 FORMATS = (
     *("JPEG", "MPO", "PNG", "WEBP", "AVIF", "JPEG2000", "TIFF", "GIF", "BMP", "QOI", "PPM"),
@@ -31,6 +31,11 @@ FORMATS = (
 PREFIX_BYTES = 16  # passed to a format's signature check
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 UNBOUNDED_MODES = ("I", "F")  # 32-bit pixels, in which no value is defined as white
+NOT_AN_IMAGE = "not an image in a supported format"
+UNSUPPORTED_TIFF = (
+    "damaged, or its pixels or compression are not supported; save the image as grey or RGB, uint8 or uint16, "
+    "uncompressed or with deflate, in a little-endian file"
+)
 STRIP_PX = 1 << 24  # number of pixels that are converted at a time
 
 
@@ -47,7 +52,7 @@ def open_of_any_size(file: IO[bytes]) -> Image.Image:
                 return factory(file, "")
         except (SyntaxError, IndexError, TypeError, struct.error):  # raised if the file has another format
             continue
-    raise UnidentifiedImageError("cannot identify image file")
+    raise BadImage(UNSUPPORTED_TIFF if tiff.is_tiff(file) else NOT_AN_IMAGE)
 
 
 @cache
@@ -76,8 +81,69 @@ def to_pillow(pixels: NDArray[Any]) -> Image.Image:
     return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
+PNG_SIGNATURE_BYTES = 8
+BMP_RUN_LENGTHS = (1, 2)  # compressions of BMP files that may leave out any number of pixels
+MAX_BYTES_PER_PX = 16
+# Deflate stores 258 bytes in 2 bits, a PNG 8 pixels in a byte, and a JPEG 64 pixels in a bit.
+MOST_PIXELS_PER_BYTE = {"PNG": 8256, "JPEG": 512, "MPO": 512, "GIF": 4096, "BMP": 8, "TGA": 128, "QOI": 62, "PPM": 8}
+
+
+def load_undamaged(image: Image.Image, file: IO[bytes]) -> None:
+    """Decode an opened image; raise an exception if its file is truncated or a checksum does not match."""
+    check_checksums(image, file)
+    ImageFile.LOAD_TRUNCATED_IMAGES = False  # other code may have enabled it, which would make missing pixels black
+    image.load()
+
+
+def check_length(image: Image.Image, file: IO[bytes]) -> None:
+    """Raise an exception if a file is too short for the size in its header; the file position is preserved.
+
+    Otherwise, memory for all pixels would be reserved before the decoder reaches the end of the file. Formats that can
+    store any number of equal pixels in a few bytes (TIFF, WebP, AVIF, JPEG 2000, compressed BMP) are not checked.
+    """
+    most = MOST_PIXELS_PER_BYTE.get(image.format or "")
+    if most is None or (image.format == "BMP" and image.info.get("compression") in BMP_RUN_LENGTHS):
+        return
+    with tiff.from_start(file):
+        num_bytes = file.seek(0, 2)
+    width, height = image.size
+    if image.format == "GIF" and image.tile:  # type: ignore[attr-defined]  # it may store only a part of the image
+        left, top, right, bottom = image.tile[0][1]  # type: ignore[attr-defined]
+        width, height = right - left, bottom - top
+    if width * height > num_bytes * most:
+        size = f"{width} × {height} pixels"
+        raise ValueError(f"image file is truncated: {num_bytes:,} bytes cannot contain {size}")
+
+
+def check_checksums(image: Image.Image, file: IO[bytes]) -> None:
+    """Raise an exception if a checksum in the file does not match; the file position is preserved."""
+    with tiff.from_start(file):
+        if image.format == "PNG":
+            _check_png(file)
+        elif image.format == "TIFF":
+            limit = image.width * image.height * MAX_BYTES_PER_PX + tiff.BYTES_AT_ONCE
+            tiff.check_segments(file, image.tag_v2, limit)  # type: ignore[attr-defined]
+
+
+def _check_png(file: IO[bytes]) -> None:
+    file.seek(PNG_SIGNATURE_BYTES)
+    kind = b""
+    while kind != b"IEND":
+        header = file.read(8)
+        if len(header) < 8:
+            raise ValueError("image file is truncated")
+        left, kind = struct.unpack(">I4s", header)
+        checksum = zlib.crc32(kind)
+        while left:
+            content = file.read(min(left, tiff.BYTES_AT_ONCE))
+            if not content:
+                raise ValueError("image file is truncated")
+            checksum, left = zlib.crc32(content, checksum), left - len(content)
+        if file.read(4) != struct.pack(">I", checksum):
+            raise ValueError(f"damaged: the checksum of chunk {kind.decode('ascii', 'replace')} does not match")
+
+
 PNG_DEPTH_AT = 24  # position of the bit depth in a PNG header
-PNG_GREY_AND_ALPHA = 4  # a colour type in a PNG header
 START_OF_CODESTREAM = b"\xff\x4f\xff\x51"  # in JPEG 2000 files
 BITS_AT = 38  # the position after it of the number of bits of the first channel
 
@@ -99,36 +165,8 @@ def loses_bits(image: Image.Image, file: IO[bytes]) -> bool:
     return any(bits > 8 for bits in _tiff_tags(image).get(tiff.BITS_PER_SAMPLE, ()))
 
 
-def png_colour_type(file: IO[bytes]) -> int:
-    """Return the colour type in a PNG's header; the file position is preserved."""
-    with tiff.from_start(file):
-        return file.read(PNG_DEPTH_AT + 2)[-1]
-
-
 # Compressions of TIFF files that Pillow can decode.
 PILLOW_COMPRESSIONS = (1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946, 34925, 50000)
-
-
-def unknown_kind(path: Path | IO[bytes]) -> str:
-    """Return why Pillow cannot identify a file; a TIFF may have unsupported pixels or compression."""
-    import tifffile
-
-    try:
-        with tifffile.TiffFile(path) as file:
-            return _unsupported(file.pages.first, is_big_endian_bigtiff=file.is_bigtiff and file.byteorder == ">")
-    except Exception:  # not a TIFF, or a damaged one
-        return "not an image in a supported format"
-
-
-def _unsupported(page: Any, *, is_big_endian_bigtiff: bool) -> str:
-    kind = "big-endian BigTIFF" if is_big_endian_bigtiff else "TIFF"
-    channels = f"{page.samplesperpixel} channel{'s' * (page.samplesperpixel > 1)} of "
-    channels += f"{page.bitspersample} bits" if page.dtype is None else page.dtype.name
-    compression = getattr(page.compression, "name", page.compression)
-    return (
-        f"a {kind} with {channels} and {compression} compression is not supported; save the image as grey or RGB, "
-        "uint8 or uint16, uncompressed or with deflate, in a little-endian file"
-    )
 
 
 PIXEL_LIMIT = 89_000_000
@@ -140,7 +178,7 @@ TRANSPARENCY_BYTES = 5  # a copy with an alpha channel, and the alpha channel al
 DECODER_BYTES = {"WEBP": 8, "AVIF": 12, "JPEG2000": 16, "TIFF": 12}  # per pixel, while the file is decoded
 PROGRESSIVE_BYTES = 6  # of a progressive JPEG, whose coefficients are all held in memory
 USABLE_SHARE = 0.7  # of the free memory; the rest is for the results and for other processes
-_DECODING_HUGE = RLock()
+_DECODING_HUGE = RLock()  # held by one thread at a time; otherwise, two threads would count the same free memory
 
 SizeLimit = Callable[[Image.Image], str]  # returns why an opened image is too large to be decoded; "" if it is not
 
@@ -166,14 +204,6 @@ def memory_limit(image: Image.Image, num_sharing: int = 1) -> str:
         f"the {free / 1e9:.1f} GB that is free{each}, and {kind} cannot be read by region; "
         "save the image as a tiled TIFF, whose size is not limited"
     )
-
-
-def decoded_alone(image: Image.Image) -> AbstractContextManager[Any]:
-    """Return a context in which a huge image is checked and decoded; threads enter it one at a time.
-
-    Otherwise, two threads would count the same free memory.
-    """
-    return _DECODING_HUGE if _is_huge(image) else nullcontext()
 
 
 def decoding_bytes(image: Image.Image) -> int:
@@ -368,12 +398,13 @@ def opened(path: Path | bytes, limit: SizeLimit = pixel_limit) -> Iterator[tuple
 def _accepted(file: IO[bytes], limit: SizeLimit) -> Iterator[Image.Image]:
     """Yield the image in an open file; raise BadImage if it is too large, shorter than its header says, or animated."""
     # Pass an open file: given a path, Pillow memory-maps some TIFFs and scrambles rotated ones.
-    with open_of_any_size(file) as image, decoded_alone(image):
+    with open_of_any_size(file) as image, _DECODING_HUGE if _is_huge(image) else nullcontext():
         problem = limit(image)
         if problem:
             raise TooLarge(problem, "too large")
         check_length(image, file)
-        _check_still(image)
+        if image.format in ANIMATED_FORMATS and getattr(image, "is_animated", False):
+            raise BadImage("animated images are not supported", "animated image")
         _check_planes(image)
         yield image
 
@@ -385,8 +416,6 @@ def reporting(path: Path | bytes) -> Iterator[None]:
         yield
     except BadImage:
         raise
-    except UnidentifiedImageError as error:
-        raise BadImage(unknown_kind(BytesIO(path) if isinstance(path, bytes) else path)) from error
     except Exception as error:  # decoders raise many kinds of errors on damaged files
         raise BadImage(reason_of(error)) from error
 
@@ -403,11 +432,6 @@ def open_file(path: Path | bytes) -> IO[bytes]:
     if not size:
         raise BadImage("the file is empty", "empty file")
     return BytesIO(path) if isinstance(path, bytes) else path.open("rb")
-
-
-def _check_still(image: Image.Image) -> None:
-    if image.format in ANIMATED_FORMATS and getattr(image, "is_animated", False):
-        raise BadImage("animated images are not supported", "animated image")
 
 
 def _check_planes(image: Image.Image) -> None:
@@ -450,7 +474,7 @@ def to_eight_bits(image: Image.Image) -> Image.Image:
 def reason_of(error: Exception) -> str:
     """Return in one line why a decoder failed on a file."""
     if isinstance(error, UnidentifiedImageError):
-        return "not an image in a supported format"
+        return NOT_AN_IMAGE
     if str(error).startswith("decoder error"):  # Pillow gives only a number, e.g. if libtiff lacks a compression
         return f"damaged, or its compression is not supported ({error}); save the image with another compression"
     if isinstance(error, ArithmeticError | LookupError | TypeError | AttributeError):  # the message is about the code

@@ -13,11 +13,22 @@ from xml.etree import ElementTree
 import numpy as np
 import tifffile
 from numpy.typing import NDArray
-from PIL import Image, ImageSequence, UnidentifiedImageError
+from PIL import Image
 
 from paceline.contracts.data_spec import LUMA, MAX_CHANNELS, WHITE, PixelFormat
 from paceline.core.registry import is_installed
-from paceline.images.decode import PIXEL_LIMIT, WHITE_16, BadImage, decode_full_depth, open_file, reporting
+from paceline.images.decode import (
+    PIXEL_LIMIT,
+    WHITE_16,
+    BadImage,
+    SizeLimit,
+    TooLarge,
+    decode_full_depth,
+    open_file,
+    pixel_limit,
+    reporting,
+    upright_size,
+)
 from paceline.images.tiff import (
     ALPHA,
     BITS_PER_SAMPLE,
@@ -57,6 +68,7 @@ FIRST_IMAGE_LATER = (
 NOT_COLOURS = "its 3 planes are depths, times or positions, not colours; save one file per plane"
 CHANNEL_AXES = {"C", "S", "I", "Q"}  # tifffile's names for channels, samples, and undeclared pages
 READ_FIRST_PAGE = "use --set channels=1 or channels=3 to read only the first page"
+EXTRA_CHANNELS_IGNORED = "channels other than colours and transparency were ignored"
 
 
 class UnusablePlanes(BadImage):
@@ -85,6 +97,17 @@ class PlanesHeader:
         """Whether the channels are three planes that the file declares to be something else, such as depths."""
         return self.is_stack and self.channels == COLOURS and not CHANNEL_AXES & set(self.axes)
 
+    def check_size(self) -> None:
+        """Raise UnusablePlanes if the image is too large to be decoded."""
+        num_pixels = self.height * self.width
+        needed = num_pixels * self.channels * self.dtype.itemsize
+        if num_pixels > PIXEL_LIMIT:
+            limit = f"{PIXEL_LIMIT // 10**6} megapixels"
+            raise UnusablePlanes(f"{self.width} × {self.height} pixels, above the limit of {limit}")
+        if needed > MAX_BYTES:
+            limit = f"{MAX_BYTES / 2**30:.0f} GiB"
+            raise UnusablePlanes(f"{needed / 2**30:.1f} GiB of pixels, above the limit of {limit}")
+
 
 def read_planes_header(path: Path | bytes, *, is_limited: bool = True) -> PlanesHeader | None:
     """Return a file's header; None if it is not a TIFF with grey, RGB or any other channels.
@@ -94,7 +117,7 @@ def read_planes_header(path: Path | bytes, *, is_limited: bool = True) -> Planes
     with _opened(path) as (_, tiff):
         header = None if tiff is None else _header(tiff)
         if header and is_limited:
-            _check_size(header)
+            header.check_size()
         return header
 
 
@@ -104,30 +127,18 @@ def read_planes(path: Path | bytes) -> tuple[PlanesHeader, NDArray[Any]] | None:
         header = None if tiff is None else _header(tiff)
         if tiff is None or header is None:
             return None
-        _check_size(header)
+        header.check_size()
         page = tiff.series[0].keyframe
-        array = _decoded(tiff, file).reshape(_squeezed(tiff.series[0])[1])
-        if header.axes != "YX":
-            array = np.moveaxis(array, _channel_axis(header.axes), -1) if header.axes[-1] != "S" else array
-        else:
+        array = _decoded(tiff.series[0], file).reshape(_squeezed(tiff.series[0])[1])
+        if header.axes == "YX":
             array = array[..., np.newaxis]
+        elif header.axes[-1] != "S":
+            array = np.moveaxis(array, _channel_axis(header.axes), -1)
         colours, alpha = array[..., : header.channels], array[..., header.channels :]
         if page.photometric == WHITE_IS_ZERO and array.dtype.kind == "u":
             colours = np.iinfo(array.dtype).max - colours
         array = _over_white(colours, alpha, page.extrasamples[0] == PREMULTIPLIED) if alpha.size else colours
         return header, np.ascontiguousarray(turn(array, _orientation(page)))
-
-
-def has_other_pages(path: Path) -> bool:
-    """Return whether a TIFF has pages other than its first one and lower-resolution copies of it."""
-    try:
-        with _opened(path) as (_, tiff):
-            if tiff is None:
-                return False
-            own = len(first_series(tiff).pages)
-            return own > 1 or any(not other.keyframe.is_reduced for other in tiff.series[1:])
-    except BadImage:
-        return True  # some pages cannot be read
 
 
 @contextmanager
@@ -173,36 +184,38 @@ def _header(tiff: tifffile.TiffFile) -> PlanesHeader | None:
     is_colour = page.photometric == RGB
     if page.photometric not in (WHITE_IS_ZERO, GREY, RGB) or page.dtype is None:
         return None  # palettes, CMYK, Lab and YCbCr, which Pillow reads
+    is_one_page = len(axes) == 2 or (is_colour and len(axes) == 3 and "S" in axes)
     if page.bitspersample != page.dtype.itemsize * 8:
-        if len(axes) == 2 or (is_colour and len(axes) == 3 and "S" in axes):
-            return None  # not planes: Pillow reads 1-bit and 12-bit grey, and rejects colours
+        if is_one_page:
+            return None  # Pillow reads 1-bit and 12-bit grey, and rejects colours
         raise UnusablePlanes(
             f"{page.bitspersample}-bit planes are not supported; save the image with 8 or 16 bits per channel, "
             f"or {READ_FIRST_PAGE}"
         )
+    if not _can_decode(page) and is_one_page and (page.dtype == np.uint8 or (axes == "YX" and page.dtype == np.uint16)):
+        return None  # Pillow reads more compressions
     colours = COLOURS if is_colour else 1
     has_alpha = samples == colours + 1 and bool(page.extrasamples) and page.extrasamples[0] in ALPHA
     channels = colours if has_alpha else samples
     if "S" not in axes and len(axes) == 3:
         channels = int(shape[_channel_axis(axes)])
-    elif len(axes) > 3 and not ((is_colour or has_alpha) and len(axes) == 4):
-        named = "×".join(f"{length} {axis}" for axis, length in zip(axes, shape, strict=True))
-        raise UnusablePlanes(f"too many dimensions ({named}); save one file per time point, depth or position")
-    elif len(axes) > 3 and page.dtype != np.uint8:
-        raise UnusablePlanes(
-            f"several pages of {page.dtype.name} colours; save one page per file, or {READ_FIRST_PAGE}"
-        )
     elif len(axes) > 3:
-        return None  # several pages of colours, of which Pillow reads the first
+        if (is_colour or has_alpha) and len(axes) == 4 and page.dtype == np.uint8:
+            return None  # several pages of colours, of which Pillow reads the first
+        dimensions = "×".join(f"{length} {axis}" for axis, length in zip(axes, shape, strict=True))
+        raise UnusablePlanes(f"too many dimensions ({dimensions}); save one file per image, or {READ_FIRST_PAGE}")
     height, width = (int(shape[axes.index(side)]) for side in "YX")
-    _check_sizes(tiff, axes, is_colour, (height, width))
-    found = (height, width) if _orientation(page) < 5 else (width, height)
+    if axes == "YX" and not is_colour:
+        _check_sizes(tiff, (height, width))
+    size = (height, width) if _orientation(page) < 5 else (width, height)
     is_stack = not (axes == "YX" or has_alpha or (is_colour and channels == COLOURS))
-    header = PlanesHeader(*found, channels, page.dtype, axes, is_stack, tiff.ome_metadata or "")
-    _check_limits(header)
-    if any(one is None for one in series.pages):
+    if channels > MAX_CHANNELS:
+        raise UnusablePlanes(f"{channels} channels, above the limit of {MAX_CHANNELS}")
+    if page.dtype.name not in PLANE_TYPES:
+        raise UnusablePlanes(f"{page.dtype.name} pixels do not fit into float32; save them as uint16 or float32")
+    if any(page is None for page in series.pages):
         raise BadImage("some of its planes are missing from the file")
-    return header
+    return PlanesHeader(*size, channels, page.dtype, axes, is_stack, tiff.ome_metadata or "")
 
 
 def _squeezed(series: tifffile.TiffPageSeries) -> tuple[str, tuple[int, ...]]:
@@ -217,38 +230,14 @@ def _channel_axis(axes: str) -> int:
     return next(number for number, axis in enumerate(axes) if axis not in "YX")
 
 
-def _check_sizes(tiff: tifffile.TiffFile, axes: str, is_colour: bool, size: tuple[int, int]) -> None:
+def _check_sizes(tiff: tifffile.TiffFile, size: tuple[int, int]) -> None:
     """Raise BadImage if further grey pages differ in size; smaller copies of the first page do not count."""
-    if axes != "YX" or is_colour:
-        return
-    for series in tiff.series[1:]:
-        other = series.keyframe
+    for other in (series.keyframe for series in tiff.series[1:]):
         if not other.is_reduced and other.samplesperpixel == 1 and other.shape[:2] != size:
             sizes = f"{size[1]}×{size[0]} and {other.imagewidth}×{other.imagelength}"
             raise UnusablePlanes(
                 f"its pages have different sizes ({sizes} pixels), so they cannot be channels; {READ_FIRST_PAGE}"
             )
-
-
-def _check_limits(header: PlanesHeader) -> None:
-    if header.channels > MAX_CHANNELS:
-        raise UnusablePlanes(f"{header.channels} channels, above the limit of {MAX_CHANNELS}")
-    if header.dtype.name not in PLANE_TYPES:
-        raise UnusablePlanes(
-            f"{header.dtype.name} pixels have no defined white level and do not fit into float32; "
-            "save the image as uint8, uint16 or float32"
-        )
-
-
-def _check_size(header: PlanesHeader) -> None:
-    """Raise UnusablePlanes if an image is too large to be decoded."""
-    if header.height * header.width > PIXEL_LIMIT:
-        raise UnusablePlanes(
-            f"{header.width} × {header.height} pixels, above the limit of {PIXEL_LIMIT // 10**6} megapixels"
-        )
-    needed = header.height * header.width * header.channels * header.dtype.itemsize
-    if needed > MAX_BYTES:
-        raise UnusablePlanes(f"{needed / 2**30:.1f} GiB of pixels, above the limit of {MAX_BYTES / 2**30:.0f} GiB")
 
 
 def _over_white(colours: NDArray[Any], alpha: NDArray[Any], premultiplied: bool) -> NDArray[Any]:
@@ -264,47 +253,29 @@ def _orientation(page: Any) -> int:
     return int(tag.value) if tag is not None and isinstance(tag.value, int) else 1
 
 
-def _decoded(tiff: tifffile.TiffFile, file: IO[bytes]) -> NDArray[Any]:
-    series = tiff.series[0]
+def _can_decode(page: Any) -> bool:
+    is_plain = page.compression in BUILT_IN and page.predictor != FLOAT_PREDICTOR
+    return is_plain or is_installed(CODECS)
+
+
+def _decoded(series: tifffile.TiffPageSeries, file: IO[bytes]) -> NDArray[Any]:
     page = series.keyframe
     if page.compression in DEFLATE:
         most = min(MAX_BYTES, math.prod(page.chunks) * page.dtype.itemsize * len(page.dataoffsets)) if page.dtype else 0
-        for one in series.pages:
-            assert one is not None, "checked with the header"
-            check_expansion(file, zip(one.dataoffsets, one.databytecounts, strict=True), most + SLACK_BYTES)
+        for stored in series.pages:
+            assert stored is not None, "checked with the header"
+            check_expansion(file, zip(stored.dataoffsets, stored.databytecounts, strict=True), most + SLACK_BYTES)
     try:
         array: NDArray[Any] = series.asarray()
         return array
     except Exception:
-        if page.predictor == FLOAT_PREDICTOR and not is_installed(CODECS):
-            raise BadImage(f"predictor 3 needs the package {CODECS}; install it, or use no predictor") from None
-        if page.compression in BUILT_IN or page.dtype is None:
+        if page.compression in BUILT_IN and _can_decode(page):
             raise
-    if page.samplesperpixel > 1:
-        raise _unsupported(page)
-    try:
-        pages = _decoded_by_pillow(file, len(series.pages))
-    except UnidentifiedImageError:
-        raise _unsupported(page) from None
-    if len(pages) < len(series.pages) or pages[0].dtype.itemsize < page.dtype.itemsize:
-        raise _unsupported(page)
-    return np.stack(pages).astype(page.dtype)
-
-
-def _decoded_by_pillow(file: IO[bytes], num_pages: int) -> list[NDArray[Any]]:
-    """Decode single-channel pages whose compression tifffile cannot decode without another package."""
-    file.seek(0)
-    with Image.open(file, formats=["TIFF"]) as image:
-        return [np.asarray(frame) for _, frame in zip(range(num_pages), ImageSequence.Iterator(image), strict=False)]
-
-
-def _unsupported(page: Any) -> BadImage:
-    name = getattr(page.compression, "name", str(page.compression))
-    if is_installed(CODECS):
-        return BadImage(f"damaged, or its {name} compression is not supported; save the image again, uncompressed")
-    return BadImage(
-        f"{name} compression is not supported for such images; save the image uncompressed or with deflate, "
-        f"or install {CODECS}"
+    what = f"{getattr(page.compression, 'name', page.compression)} compression with predictor {page.predictor}"
+    remedy = "" if is_installed(CODECS) else f", or install {CODECS}"
+    raise BadImage(
+        f"damaged, or its {what} is not supported; save the image uncompressed or with deflate, without a "
+        f"predictor{remedy}"
     )
 
 
@@ -461,8 +432,20 @@ class Ome:
         return found
 
 
+def image_size(path: Path | bytes, limit: SizeLimit = pixel_limit) -> tuple[int, int]:
+    """Return the height and width of an image with any number of channels, from its header."""
+    try:
+        return upright_size(path, limit=limit)
+    except TooLarge:
+        raise
+    except BadImage:
+        header = read_planes_header(path)
+        if header is None:
+            raise
+        return header.height, header.width
+
+
 ROWS_AT_ONCE = 64  # rows that are divided by alpha at a time
-EXTRA_CHANNELS_IGNORED = "channels other than colours and transparency were ignored"
 
 
 def has_deep_colours(image: Image.Image) -> bool:
@@ -487,14 +470,11 @@ def read_deep_colours(path: Path, image: Image.Image) -> tuple[NDArray[np.uint16
     try:
         with tifffile.TiffFile(path) as file:
             page = file.pages.first
-            if page.photometric != RGB or page.dtype != np.uint16:
+            if page.photometric != RGB or page.dtype != np.uint16 or page.axes not in ("YXS", "SYX"):
                 return None
-            array, axes, extra = page.asarray(), page.axes, page.extrasamples
+            array, extra = page.asarray(), page.extrasamples
+            array = np.moveaxis(array, 0, -1) if page.axes == "SYX" else array  # one plane per colour
     except Exception:  # for a damaged file or an unsupported compression, use Pillow
-        return None
-    if axes == "SYX":  # the file stores one plane per colour
-        array = np.moveaxis(array, 0, -1)
-    elif axes != "YXS":
         return None
     array = turn(array, image.getexif().get(ORIENTATION, 1))
     pixels = np.ascontiguousarray(array[..., :COLOURS])
@@ -503,38 +483,38 @@ def read_deep_colours(path: Path, image: Image.Image) -> tuple[NDArray[np.uint16
     if not extra or extra[0] not in ALPHA:
         return pixels, None, EXTRA_CHANNELS_IGNORED
     alpha = array[..., COLOURS]
-    if extra[0] == PREMULTIPLIED:
-        _divide(pixels, alpha)
+    if extra[0] == PREMULTIPLIED:  # a few rows at a time, since floating-point copies are large
+        for top in range(0, len(pixels), ROWS_AT_ONCE):
+            rows = pixels[top : top + ROWS_AT_ONCE]
+            factors = np.float32(WHITE_16) / np.maximum(alpha[top : top + ROWS_AT_ONCE], 1).astype(np.float32)
+            rows[:] = np.minimum(np.rint(rows * factors[..., np.newaxis]), WHITE_16)
     return pixels, Image.fromarray((alpha >> 8).astype(np.uint8)), ""
 
 
-def write_deep_colours(
-    path: Path, pixels: NDArray[np.uint16], alpha: NDArray[np.uint16] | None, profile: bytes, compression: int = 0
-) -> None:
-    """Write a uint16 [h, w, 3] image, with alpha [h, w] of the same size, if given."""
-    tifffile.imwrite(
-        path,
-        pixels if alpha is None else np.concatenate([pixels, alpha[..., np.newaxis]], axis=-1),
-        photometric="rgb",
-        extrasamples=None if alpha is None else ["unassalpha"],
-        iccprofile=profile or None,
-        **_deflate(compression),
-    )
-
-
-def _deflate(level: int) -> dict[str, Any]:
-    return {"compression": "zlib", "compressionargs": {"level": level}} if level else {}
-
-
 def write_planes(
-    path: Path | IO[bytes], pixels: NDArray[Any], ome: Ome | None = None, profile: bytes = b"", compression: int = 0
+    path: Path | IO[bytes],
+    pixels: NDArray[Any],
+    ome: Ome | None = None,
+    profile: bytes = b"",
+    compression: int = 0,
+    *,
+    is_one_page: bool = False,
+    **options: Any,
 ) -> None:
-    """Write an image [h, w, c] as a TIFF with one page per channel, or as an OME-TIFF."""
+    """Write an image [h, w, c] as a TIFF with one page per channel, or as an OME-TIFF; `options` are tifffile's.
+
+    With `is_one_page`, write one page of grey or RGB; a further channel is transparency.
+    """
     height, width, channels = pixels.shape
-    more = {} if ome is None else ome.for_result(channels, width)
-    if ome is not None and ome.is_one_page and channels == COLOURS:
-        colours: dict[str, Any] = {"photometric": "rgb", "metadata": {"axes": "YXS", **more}}
-        tifffile.imwrite(path, pixels, ome=True, iccprofile=profile or None, **colours, **_deflate(compression))
+    metadata = {} if ome is None else ome.for_result(channels, width)
+    common: dict[str, Any] = {"iccprofile": profile or None, "ome": ome is not None, **options}
+    if compression:
+        common |= {"compression": "zlib", "compressionargs": {"level": compression}}
+    if is_one_page or (ome is not None and ome.is_one_page and channels == COLOURS):
+        common["metadata"] = {"axes": "YXS", **metadata} if ome is not None else None
+        common["extrasamples"] = ["unassalpha"] if channels in (2, 4) else None
+        one_page = pixels if channels > 1 else pixels[..., 0]
+        tifffile.imwrite(path, one_page, photometric="rgb" if channels > 2 else "minisblack", **common)
         return
     tifffile.imwrite(
         path,
@@ -542,16 +522,6 @@ def write_planes(
         shape=(channels, height, width),
         dtype=pixels.dtype,
         photometric="minisblack",
-        metadata={"axes": "CYX", **more},
-        ome=ome is not None,
-        iccprofile=profile or None,
-        **_deflate(compression),
+        metadata={"axes": "CYX", **metadata},
+        **common,
     )
-
-
-def _divide(pixels: NDArray[np.uint16], alpha: NDArray[np.uint16]) -> None:
-    """Divide colours by alpha in place, a few rows at a time, since floating-point copies are large."""
-    for top in range(0, len(pixels), ROWS_AT_ONCE):
-        rows, levels = pixels[top : top + ROWS_AT_ONCE], alpha[top : top + ROWS_AT_ONCE]
-        factors = np.float32(WHITE_16) / np.maximum(levels, 1).astype(np.float32)
-        rows[:] = np.minimum(np.rint(rows * factors[..., np.newaxis]), WHITE_16)

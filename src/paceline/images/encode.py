@@ -7,7 +7,6 @@ import os
 import shutil
 import struct
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -21,15 +20,16 @@ from paceline.core.errors import UserError
 from paceline.core.files import replacing
 from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.images.decode import (
-    PNG_GREY_AND_ALPHA,
     SIXTEEN_BIT_MODES,
     BadImage,
     check_bounded,
+    check_checksums,
     decode_full_depth,
+    load_undamaged,
     loses_bits,
     memory_limit,
+    open_of_any_size,
     opened,
-    png_colour_type,
     to_array,
     to_pillow,
     turn_upright,
@@ -42,26 +42,24 @@ from paceline.images.deep import (
     PlanesHeader,
     has_deep_colours,
     has_extra_channels,
-    has_other_pages,
     is_ome,
     read_deep_colours,
     read_planes,
     read_planes_header,
     to_format,
-    write_deep_colours,
     write_planes,
 )
-from paceline.images.integrity import check_checksums, load_undamaged
-from paceline.images.regions.open_image import can_be_read_by_region
-from paceline.images.tiff import TIFF_SUFFIXES
+from paceline.images.regions import can_be_read_by_region
+from paceline.images.tiff import SUBFILE_TYPE, TIFF_SUFFIXES
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}  # by number of channels: grey, grey and alpha, RGB, RGBA
 BYTES_PER_BLOCK = 1 << 20
-NO_FILTER, AVERAGE, PAETH = 0, 3, 4  # filter types
+NO_FILTER, AVERAGE = 0, 3  # filter types
 ADLER_BASE = 65521
 ZLIB_HEADER = b"\x78\x01"
 FAST = 1  # compression level
+BICUBIC = Image.Resampling.BICUBIC
 UNIFORM = 0.6  # share of zeros in filtered rows from which runs of equal bytes are worth encoding
 
 Pixels = NDArray[Any]  # uint8 or uint16
@@ -125,8 +123,7 @@ def _deflate(rows: NDArray[np.uint8], step: int, start: int, compression: int, *
     """Filter and compress rows; unless `start` is 0, the first row is the row above them."""
     if start == 0:
         rows = np.concatenate([np.zeros_like(rows[:1]), rows])
-    kind = NO_FILTER if not compression else AVERAGE if compression == FAST else PAETH
-    filtered = _filtered(rows, step, kind)
+    filtered = _filtered(rows, step, AVERAGE if compression else NO_FILTER)
     compressor = zlib.compressobj(compression, zlib.DEFLATED, -zlib.MAX_WBITS, 9, _strategy(filtered, compression))
     deflated = compressor.compress(filtered.data) + compressor.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)
     return _Block(deflated, zlib.adler32(filtered.data), filtered.nbytes)
@@ -150,22 +147,9 @@ def _filtered(rows: NDArray[np.uint8], step: int, kind: int) -> NDArray[np.uint8
         return filtered
     left = np.zeros_like(own)
     left[:, step:] = own[:, :-step]
-    if kind == AVERAGE:
-        expected = (left & above) + ((left ^ above) >> 1)  # half of the sum, without an overflow of 8 bits
-    else:
-        corner = np.zeros_like(above)
-        corner[:, step:] = above[:, :-step]
-        expected = _paeth(left, above, corner)
+    expected = (left & above) + ((left ^ above) >> 1)  # half of the sum, without an overflow of 8 bits
     np.subtract(own, expected, out=filtered[:, 1:])
     return filtered
-
-
-def _paeth(left: NDArray[np.uint8], above: NDArray[np.uint8], corner: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the neighbour that is closest to left + above - corner."""
-    rise, run = above.astype(np.int16) - corner, left.astype(np.int16) - corner
-    to_left, to_above, to_corner = np.abs(rise), np.abs(run), np.abs(rise + run)
-    nearest = np.where(to_above <= to_corner, above, corner)
-    return np.where((to_left <= to_above) & (to_left <= to_corner), left, nearest)
 
 
 def _write_chunk(file: IO[bytes], kind: bytes, content: bytes) -> None:
@@ -208,7 +192,8 @@ def portable_exif(image: Image.Image) -> bytes:
         found, kept = image.getexif(), Image.Exif()
         for tag in TEXTS:
             text = found.get(tag)
-            if isinstance(text, str) and not _describes_pages(text):
+            # Texts that describe the number and size of a file's pages, which are different in a result, are left out.
+            if isinstance(text, str) and not is_ome(text) and not text.startswith(PAGE_DESCRIPTIONS):
                 # Pillow decodes any text as Latin-1, but would encode it as ASCII.
                 kept[tag] = text.encode("latin-1", "replace")
         for table in TABLES:
@@ -220,18 +205,15 @@ def portable_exif(image: Image.Image) -> bytes:
         return b""
 
 
-def _describes_pages(text: str) -> bool:
-    """Return whether a text describes the number and size of a file's pages, which are different in a result."""
-    return is_ome(text) or text.startswith(PAGE_DESCRIPTIONS)
-
-
-def without_tables(exif: bytes) -> bytes:
-    """Remove the Exif and GPS IFDs, which libtiff cannot write."""
+def _tiff_texts(exif: bytes) -> dict[str, Any]:
+    """Return the texts in EXIF metadata as arguments of tifffile, which writes no Exif and GPS IFDs."""
     found = Image.Exif()
-    found.load(exif)
-    for table in TABLES:
-        found.pop(table, None)
-    return found.tobytes() if len(found) else b""
+    if exif:
+        found.load(exif)
+    texts = {int(tag): str(found[tag]).encode("latin-1", "replace") for tag in TEXTS if tag in found}
+    description, software = (texts.pop(int(tag), None) for tag in (TEXTS[0], ExifTags.Base.Software))
+    extratags = [(tag, "s", 0, text, True) for tag, text in texts.items()]
+    return {"description": description, "software": software or False, "extratags": extratags}
 
 
 SUFFIXES = {"png": ".png", "jpg": ".jpg", "webp": ".webp", "tiff": ".tif", "ome-tiff": ".ome.tif"}  # by format
@@ -295,7 +277,7 @@ def write_image(
         raise BadImage(f"the result has {width}×{height} pixels, but {limit}; use --format png")
     with replacing(path, durable=False) as temporary:
         try:
-            WRITERS[path.suffix](temporary, pixels, encoding, attached)
+            _write(temporary, path.suffix, pixels, encoding, attached)
         except (OSError, RuntimeError) as error:  # libtiff does not say that the disk is full
             if getattr(error, "errno", None) is None and shutil.disk_usage(path.parent).free < pixels.nbytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
@@ -312,70 +294,33 @@ def lost_in(suffix: str, pixels: Pixels, attached: Attachments) -> str:
     return f"{' and '.join(lost)}: not supported by {suffix[1:]}" if lost else ""
 
 
-def _write_png(path: Path, pixels: Pixels, encoding: Encoding, attached: Attachments) -> None:
-    alpha = None if attached.alpha is None else _sized_alpha(attached.alpha, pixels)
-    level = FAST if encoding.compression is None else encoding.compression
-    write_png(path, pixels, alpha, compression=level, profile=attached.profile, exif=attached.exif)
-
-
-def _write_tiff(path: Path, pixels: Pixels, encoding: Encoding, attached: Attachments) -> None:
-    is_plain = pixels.dtype != np.float32 and pixels.shape[-1] in GREY_AND_RGB
-    if not is_plain or (attached.ome is not None and attached.alpha is None):
-        write_planes(path, pixels, attached.ome, attached.profile, encoding.compression or 0)
-        return
-    if pixels.dtype == np.uint16 and pixels.shape[-1] == 3:
-        alpha = None if attached.alpha is None else _sized_alpha(attached.alpha, pixels)
-        write_deep_colours(path, pixels, alpha, attached.profile, encoding.compression or 0)
-        return
-    image = _pillow_image(pixels, attached)
-    compression = "tiff_lzw" if pixels.dtype == np.uint8 else None
-    if encoding.compression is not None:
-        compression = "tiff_adobe_deflate" if encoding.compression else None
-    exif = without_tables(attached.exif) if attached.exif else b""
-    image.save(path, "TIFF", compression=compression, **_metadata(attached.profile, exif))
-
-
-def _write_jpeg(path: Path, pixels: Pixels, encoding: Encoding, attached: Attachments) -> None:
-    image = _pillow_image(_eight_bits(pixels), NO_ATTACHMENTS)
-    metadata = _metadata(attached.profile, attached.exif)
-    image.save(path, "JPEG", quality=encoding.quality, subsampling=0, **metadata)  # 0: colours at full resolution
-
-
-def _write_webp(path: Path, pixels: Pixels, encoding: Encoding, attached: Attachments) -> None:
-    image = _pillow_image(_eight_bits(pixels), attached)
-    image.save(path, "WEBP", quality=encoding.quality, **_metadata(attached.profile, attached.exif))
-
-
-WRITERS: dict[str, Callable[[Path, Pixels, Encoding, Attachments], None]] = {
-    ".png": _write_png,
-    ".tif": _write_tiff,
-    ".jpg": _write_jpeg,
-    ".webp": _write_webp,
-}
-
-
-def _pillow_image(pixels: Pixels, attached: Attachments) -> Image.Image:
-    image = to_pillow(pixels)
-    if attached.alpha is not None and pixels.dtype == np.uint8:
-        image.putalpha(Image.fromarray(_sized_alpha(attached.alpha, pixels)))
-    return image
-
-
-def _sized_alpha(alpha: Image.Image, pixels: Pixels) -> Pixels:
-    """Return alpha with the size and the data type of pixels."""
-    size = (pixels.shape[1], pixels.shape[0])
-    sized = np.asarray(alpha if alpha.size == size else alpha.resize(size, Image.Resampling.BICUBIC))
-    return sized.astype(np.uint16) * 257 if pixels.dtype == np.uint16 else sized
-
-
-def _eight_bits(pixels: Pixels) -> NDArray[np.uint8]:
-    if pixels.dtype == np.uint8:
-        return pixels
-    return ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
-
-
-def _metadata(profile: bytes, exif: bytes) -> dict[str, bytes]:
-    return {name: value for name, value in (("icc_profile", profile), ("exif", exif)) if value}
+def _write(path: Path, suffix: str, pixels: Pixels, encoding: Encoding, attached: Attachments) -> None:
+    alpha, level = None, encoding.compression or 0
+    if suffix not in (".png", ".tif") and pixels.dtype != np.uint8:
+        pixels = ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+    if attached.alpha is not None:  # with the size and the data type of the pixels
+        size = (pixels.shape[1], pixels.shape[0])
+        resized = attached.alpha if attached.alpha.size == size else attached.alpha.resize(size, BICUBIC)
+        alpha = np.asarray(resized).astype(pixels.dtype) * (257 if pixels.dtype == np.uint16 else 1)
+    if suffix == ".png":
+        level = FAST if encoding.compression is None else level
+        write_png(path, pixels, alpha, compression=level, profile=attached.profile, exif=attached.exif)
+    elif suffix == ".tif":
+        is_plain = pixels.dtype != np.float32 and pixels.shape[-1] in GREY_AND_RGB
+        if not is_plain or (attached.ome is not None and alpha is None):
+            write_planes(path, pixels, attached.ome, attached.profile, level)
+            return
+        if encoding.compression is None and pixels.dtype == np.uint8:
+            level = FAST
+        pixels = pixels if alpha is None else np.concatenate([pixels, alpha[..., np.newaxis]], axis=-1)
+        write_planes(path, pixels, None, attached.profile, level, is_one_page=True, **_tiff_texts(attached.exif))
+    else:
+        image, options = to_pillow(pixels), {"icc_profile": attached.profile, "exif": attached.exif}
+        if alpha is not None and suffix == ".webp":
+            image.putalpha(Image.fromarray(alpha))
+        given = {name: value for name, value in options.items() if value}
+        # Subsampling 0 keeps the colours of JPEG at full resolution.
+        image.save(path, "WEBP" if suffix == ".webp" else "JPEG", quality=encoding.quality, subsampling=0, **given)
 
 
 GREY_MODES = ("1", "L", "LA", "La")
@@ -414,7 +359,10 @@ def read_image(path: Path, channels: int = 3, pixels: PixelFormat = EIGHT_BITS) 
     networks trained on either, unless the networks have a declared range of values, which images must not exceed.
     """
     header = _planes_header(path, channels)
-    if not pixels.is_full_range or _is_stack_of(channels, header):
+    is_stack = header is not None and header.is_stack  # otherwise, the first page may be a grey or RGB image
+    if header and channels in GREY_AND_RGB:
+        is_stack &= header.channels == channels and not header.are_positions
+    if not pixels.is_full_range or is_stack:
         return _read_planes(path, channels, pixels)
     image = _read_grey_or_colour(path)
     check_channels(image.pixels.shape[-1], channels)
@@ -434,13 +382,6 @@ def _planes_header(path: Path, channels: int) -> PlanesHeader | None:
         if channels in GREY_AND_RGB:
             return None
         raise
-
-
-def _is_stack_of(channels: int, header: PlanesHeader | None) -> bool:
-    """Return whether a file's planes are the networks' channels. If not, its first page may be a grey or RGB image."""
-    if header is None or not header.is_stack:
-        return False
-    return channels not in GREY_AND_RGB or (header.channels == channels and not header.are_positions)
 
 
 def _read_planes(path: Path, channels: int, pixels: PixelFormat) -> ImageData:
@@ -465,11 +406,24 @@ def check_channels(own: int, expected: int) -> None:
         raise BadImage(f"it has {counted}, but the networks take {expected}; use images with {expected} channels")
 
 
+def _has_other_pages(path: Path) -> bool:
+    """Return whether a TIFF has pages other than its first one and lower-resolution copies of it."""
+    try:
+        with path.open("rb") as file, open_of_any_size(file) as image:
+            (width, height), are_copies = image.size, True
+            for number in range(1, getattr(image, "n_frames", 1)):
+                image.seek(number)
+                is_smaller = image.width < width and round(width / image.width) == round(height / image.height)
+                are_copies &= is_smaller or bool(image.tag_v2.get(SUBFILE_TYPE, 0) & 1)  # type: ignore[attr-defined]
+            return not are_copies
+    except Exception:  # some pages are damaged
+        return True
+
+
 def _read_grey_or_colour(path: Path) -> ImageData:
     with opened(path, memory_limit) as (image, file):
         profile = b"" if image.mode in OTHER_COLOUR_MODES else image.info.get("icc_profile") or b""
-        has_pages = image.format == "TIFF" and getattr(image, "is_animated", False)
-        notes = ["only the first page was read"] if has_pages and has_other_pages(path) else []
+        notes = ["only the first page was read"] if image.format == "TIFF" and _has_other_pages(path) else []
         grey = image.mode in GREY_MODES
         if has_deep_colours(image):
             check_checksums(image, file)
@@ -477,15 +431,10 @@ def _read_grey_or_colour(path: Path) -> ImageData:
             if deep is not None:
                 pixels, alpha, note = deep
                 return ImageData(pixels, alpha, profile, "; ".join(filter(None, (*notes, note))))
-            notes.append("16-bit colours were read as 8-bit: this kind of TIFF is not supported")
-        elif has_extra_channels(image):
+        if has_extra_channels(image):
             notes.append(EXTRA_CHANNELS_IGNORED)
-        else:
-            # Pillow reads 16-bit grey with alpha as colour.
-            grey = grey or (image.format == "PNG" and png_colour_type(file) == PNG_GREY_AND_ALPHA)
-            if loses_bits(image, file):
-                kind = "grey and alpha channels were" if grey else "colours were"
-                notes.append(f"16-bit {kind} read as 8-bit{'' if grey else '; use TIFF to keep 16 bits'}")
+        if loses_bits(image, file):
+            notes.append("16-bit colours were read as 8-bit; use RGB TIFF to keep 16 bits")
         load_undamaged(image, file)  # must come before reading EXIF, which loads a PNG and ignores all errors
         exif = portable_exif(image)
         image = turn_upright(image)

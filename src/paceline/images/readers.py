@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,9 @@ from paceline.core.errors import UserError
 from paceline.core.text import printable
 from paceline.images.decode import (
     BadImage,
-    SizeLimit,
-    TooLarge,
     arrange_image,
     decode,
     decode_unless_tiff,
-    pixel_limit,
     stored_pixels,
     to_pillow,
     upright_size,
@@ -33,88 +30,27 @@ from paceline.images.deep import (
     COLOURS,
     GREY_AND_RGB,
     NOT_COLOURS,
-    READ_FIRST_PAGE,
     DeepImage,
+    PlanesHeader,
     UnusablePlanes,
     read_deep,
     read_planes_header,
     to_format,
 )
-from paceline.images.regions.region_image import RegionFormat
+from paceline.images.regions import RegionFormat
 
-
-class Decoded(Protocol):
-    """A decoded image of any kind, such as a Pillow image."""
-
-    @property
-    def height(self) -> int: ...
-    @property
-    def width(self) -> int: ...
-    def crop(self, box: tuple[int, int, int, int], /) -> Decoded: ...
-
-
-class ImageReader(Protocol):
-    """Reads image files, given by their path or content."""
-
-    @property
-    def channels(self) -> int: ...
-    @property
-    def pixel_format(self) -> PixelFormat: ...
-
-    def size(self, path: Path | bytes) -> tuple[int, int]:
-        """Return the height and width of the decoded image, from the header; raise BadImage if it cannot be used."""
-
-    def decode(self, path: Path | bytes) -> Decoded:
-        """Decode a file; raise BadImage if it cannot be used."""
-
-    def arrange(self, image: Any, side: int) -> NDArray[Any]:
-        """Return the pixels [h, w, c] of a decoded image; unless `side` is 0, centre-crop a square and resize it."""
-
-    def from_region(self, pixels: NDArray[Any], stored: RegionFormat) -> NDArray[Any]:
-        """Return the pixels [h, w, c] of a region; raise BadImage if they cannot be used."""
+Decoded = Image.Image | DeepImage
 
 
 @dataclass(frozen=True)
-class EightBitReader:
-    """Reads grey or RGB images as uint8. A TIFF with three planes is read as RGB, other TIFFs by their first page."""
-
-    channels: int = 3
-    pixel_format = EIGHT_BITS
-
-    def size(self, path: Path | bytes) -> tuple[int, int]:
-        return upright_size(path)
-
-    def decode(self, path: Path | bytes) -> Image.Image:
-        if self.channels != COLOURS:
-            return decode(path)
-        image = decode_unless_tiff(path)
-        if image is not None:
-            return image
-        if _has_planes_for_colours(path):
-            return Image.fromarray(to_format(read_deep(path).pixels, self.pixel_format))
-        return decode(path)
-
-    def arrange(self, image: Image.Image, side: int) -> NDArray[np.uint8]:
-        return arrange_image(image, side, self.channels)
-
-    def from_region(self, pixels: NDArray[Any], stored: RegionFormat) -> NDArray[Any]:
-        _check_region(stored)
-        if stored.channels not in GREY_AND_RGB:
-            raise BadImage(f"{stored.channels} channels instead of {self.channels}")
-        levels = to_format(pixels, self.pixel_format)
-        if stored.channels == self.channels:
-            return levels
-        return arrange_image(to_pillow(levels), 0, self.channels)
-
-
-@dataclass(frozen=True)
-class DeepReader:
-    """Reads images with any number of channels, in any pixel format."""
+class ImageReader:
+    """Reads image files, given by their path or content, with any number of channels, in any pixel format."""
 
     channels: int
     pixel_format: PixelFormat
 
     def size(self, path: Path | bytes) -> tuple[int, int]:
+        """Return the height and width of the decoded image, from the header; raise BadImage if it cannot be used."""
         header = read_planes_header(path)
         if header is None:
             return upright_size(path, full_depth=True)
@@ -123,16 +59,21 @@ class DeepReader:
             raise BadImage(NOT_COLOURS)
         return header.height, header.width
 
-    def decode(self, path: Path | bytes) -> DeepImage:
+    def decode(self, path: Path | bytes) -> Decoded:
+        """Decode a file; raise BadImage if it cannot be used."""
         image = read_deep(path)
         self._check(image.channels)
         return DeepImage(to_format(image.with_channels(self.channels).pixels, self.pixel_format))
 
-    def arrange(self, image: DeepImage, side: int) -> NDArray[Any]:
-        return image.fitted(side, side, self.pixel_format).pixels
+    def arrange(self, image: Any, side: int) -> NDArray[Any]:
+        """Return the pixels [h, w, c] of a decoded image; unless `side` is 0, centre-crop a square and resize it."""
+        pixels: NDArray[Any] = image.fitted(side, side, self.pixel_format).pixels
+        return pixels
 
     def from_region(self, pixels: NDArray[Any], stored: RegionFormat) -> NDArray[Any]:
-        _check_region(stored)
+        """Return the pixels [h, w, c] of a region; raise BadImage if they cannot be used."""
+        if stored.has_alpha:
+            raise BadImage("has an alpha channel, which is not supported by region; save the image without it")
         self._check(stored.channels)
         return to_format(DeepImage(pixels).with_channels(self.channels).pixels, self.pixel_format)
 
@@ -143,16 +84,38 @@ class DeepReader:
             raise BadImage(reason, "different number of channels")
 
 
-def _check_region(stored: RegionFormat) -> None:
-    if stored.has_alpha:
-        raise BadImage("has an alpha channel, which is not supported by region; save the image without it")
+@dataclass(frozen=True)
+class EightBitReader(ImageReader):
+    """Reads grey or RGB images as uint8. A TIFF with three planes is read as RGB, other TIFFs by their first page."""
+
+    channels: int = 3
+    pixel_format: PixelFormat = EIGHT_BITS
+
+    def size(self, path: Path | bytes) -> tuple[int, int]:
+        return upright_size(path)
+
+    def decode(self, path: Path | bytes) -> Image.Image:
+        image = decode_unless_tiff(path) if self.channels == COLOURS else None
+        if image is not None:
+            return image
+        if self.channels == COLOURS and _has_planes_for_colours(path):
+            return Image.fromarray(to_format(read_deep(path).pixels, self.pixel_format))
+        return decode(path)
+
+    def arrange(self, image: Image.Image, side: int) -> NDArray[np.uint8]:
+        return arrange_image(image, side, self.channels)
+
+    def from_region(self, pixels: NDArray[Any], stored: RegionFormat) -> NDArray[Any]:
+        if stored.channels == self.channels or stored.channels not in GREY_AND_RGB or stored.has_alpha:
+            return super().from_region(pixels, stored)
+        return arrange_image(to_pillow(to_format(pixels, self.pixel_format)), 0, self.channels)
 
 
 def make_reader(channels: int, pixels: PixelFormat) -> ImageReader:
     """Return the reader for a number of channels and a pixel format: the same one in training and inference."""
     if pixels == EIGHT_BITS and channels in GREY_AND_RGB:
         return EightBitReader(channels)
-    return DeepReader(channels, pixels)
+    return ImageReader(channels, pixels)
 
 
 def _has_planes_for_colours(path: Path | bytes) -> bool:
@@ -164,22 +127,7 @@ def _has_planes_for_colours(path: Path | bytes) -> bool:
     return header is not None and header.is_stack and header.channels == COLOURS and not header.are_positions
 
 
-def image_size(path: Path | bytes, limit: SizeLimit = pixel_limit) -> tuple[int, int]:
-    """Return the height and width of an image with any number of channels, from its header."""
-    try:
-        return upright_size(path, limit=limit)
-    except TooLarge:
-        raise
-    except BadImage:
-        header = read_planes_header(path)
-        if header is None:
-            raise
-        return header.height, header.width
-
-
 FILES_TRIED = 20  # number of files that are tried until one can be read
-LARGEST_INTEGERS = (255, 4095, 65535)  # of 8, 12 and 16 bits
-RGB = 3
 Limits = tuple[float, float] | None
 
 
@@ -190,43 +138,39 @@ class ReaderChoice(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-class _Content(NamedTuple):
-    """What a file contains."""
-
-    file: Path | bytes
-    channels: int
-    dtype: str
-    is_stack: bool = False
-    has_pages: bool = False
-    are_positions: bool = False
-    is_always_reduced: bool = False  # whether it has 16 bits of which only 8 can be read
-
-    @property
-    def name(self) -> str:
-        """What messages call the file."""
-        return _name(self.file)
-
-
 def choose_reader(files: Iterable[Path | bytes], settings: RunSettings) -> ReaderChoice:
     """Return the reader for a source's files; the first readable file decides what the settings leave open."""
     kind, limits = read_pixel_settings(settings)
     may_skip = settings.bad_images == "skip" or settings.channels in GREY_AND_RGB
-    content = _first_content(files, may_skip)
-    if content is None:  # the reasons are reported when all headers are read
-        return ReaderChoice(EightBitReader(settings.channels or RGB))
-    dtype = _choose_type(content, kind, limits)
-    first_page_channels = GREY_AND_RGB if content.are_positions else GREY_AND_RGB - {content.channels}
-    reads_first_page = content.is_stack and settings.channels in first_page_channels
-    if dtype == "uint8" and (reads_first_page or (not content.is_stack and settings.channels in GREY_AND_RGB | {0})):
-        return ReaderChoice(EightBitReader(settings.channels or RGB), _notes_on_lost_bits(content, kind))
-    if content.are_positions:
-        raise UserError(f"{content.name}: {NOT_COLOURS}")
-    channels = settings.channels or content.channels
-    if channels != content.channels and not {channels, content.channels} <= GREY_AND_RGB:
-        counted = f"{content.channels} channel{'s' * (content.channels > 1)}"
-        raise UserError(f"channels={channels}: {content.name} has {counted}; use --set channels=0")
-    reader = make_reader(channels, _choose_format(content, dtype, limits))
-    return ReaderChoice(reader, _notes_on_pages(content, dtype) if channels == content.channels else ())
+    file, header = _first_header(files, may_skip)
+    if header is None:  # the reasons are reported when all headers are read
+        return ReaderChoice(EightBitReader(settings.channels or COLOURS))
+    name = "the first sample" if isinstance(file, bytes) else str(printable(file))
+    dtype = _choose_type(name, header, kind, limits)
+    first_page_channels = GREY_AND_RGB if header.are_positions else GREY_AND_RGB - {header.channels}
+    reads_first_page = header.is_stack and settings.channels in first_page_channels
+    if dtype == "uint8" and (reads_first_page or (not header.is_stack and settings.channels in GREY_AND_RGB | {0})):
+        is_reduced = kind == "auto" and header.dtype == np.uint16
+        note = f"{name}: 16-bit images are read as 8-bit; use --set pixels=uint16 to keep 16 bits of grey and RGB TIFF"
+        return ReaderChoice(EightBitReader(settings.channels or COLOURS), (note,) if is_reduced else ())
+    if header.are_positions:
+        raise UserError(f"{name}: {NOT_COLOURS}")
+    channels = settings.channels or header.channels
+    if channels != header.channels and not {channels, header.channels} <= GREY_AND_RGB:
+        counted = f"{header.channels} channel{'s' * (header.channels > 1)}"
+        raise UserError(f"channels={channels}: {name} has {counted}; use --set channels=0")
+    values = (math.nan, math.nan)
+    if dtype == "float32" and not limits:
+        try:
+            pixels = read_deep(file).pixels
+        except BadImage as error:
+            raise UserError(f"{name}: unreadable image ({error}); save it again or replace it") from error
+        values = (float(np.nanmin(pixels)), float(np.nanmax(pixels)))
+    reader = make_reader(channels, make_format(dtype, limits, name, values))
+    are_pages = header.has_pages and channels == header.channels
+    note = f"{name}: its {header.channels} pages are read as channels"
+    note += "; use --set channels=1 to read only the first page" * (dtype == "uint8")
+    return ReaderChoice(reader, (note,) if are_pages else ())
 
 
 def read_pixel_settings(settings: RunSettings) -> tuple[str, Limits]:
@@ -250,17 +194,17 @@ def parse_range(text: str, name: str = "value_range=") -> tuple[float, float]:
     return low, high
 
 
-def make_format(dtype: str, limits: Limits, name: str, found: tuple[float, float]) -> PixelFormat:
-    """Return a pixel format; raise UserError for float32 without a range, suggesting the range that was found."""
+def make_format(dtype: str, limits: Limits, name: str, values: tuple[float, float]) -> PixelFormat:
+    """Return a pixel format; raise UserError for float32 without a range, with the range of values in one image."""
     if limits and dtype == "uint8":
         raise UserError(f"value_range={limits[0]:g},{limits[1]:g}: {name} has 8-bit pixels; remove value_range")
     if limits or dtype != "float32":
         return PixelFormat.of(dtype, limits)
-    if not (math.isfinite(found[0]) and math.isfinite(found[1])):
+    if not (math.isfinite(values[0]) and math.isfinite(values[1])):
         raise UserError(f"{name}: contains values that are NaN or infinite; replace them")
     raise UserError(
-        f"{name}: floating-point pixels need a declared range of values; this image has values from {found[0]:g} to "
-        f"{found[1]:g}: set a range that contains all images, e.g. --set value_range={_suggested(*found)}"
+        f"{name}: floating-point pixels need a declared range of values; this image has values from {values[0]:g} to "
+        f"{values[1]:g}: set a range that contains all images, e.g. --set value_range={_suggested(*values)}"
     )
 
 
@@ -272,69 +216,33 @@ def _suggested(low: float, high: float) -> str:
     largest = max(abs(low), abs(high), 1e-6)
     bound = 10.0 ** math.ceil(math.log10(largest) - 1e-9)
     bound = max(bound, 1.0) if largest > 0.01 else bound
-    bound = min([bound, *(limit for limit in LARGEST_INTEGERS if largest <= limit < bound)])
+    bound = min([bound, *(limit for limit in (255, 4095, 65535) if largest <= limit < bound)])
     return f"{-bound:g},{bound:g}" if low < 0 else f"0,{bound:g}"
 
 
-def _first_content(files: Iterable[Path | bytes], may_skip: bool) -> _Content | None:
+def _first_header(files: Iterable[Path | bytes], may_skip: bool) -> tuple[Path | bytes, PlanesHeader | None]:
+    """Return the first file that can be read, with its header; of files other than TIFF, without a size."""
     for _, file in zip(range(FILES_TRIED), files, strict=False):
         try:
-            return _read_content(file)
+            header = read_planes_header(file, is_limited=False)
+            if header is None:
+                channels, dtype = stored_pixels(file)
+                header = PlanesHeader(0, 0, channels, np.dtype(dtype), "YXS", is_stack=False)
+            return file, header
         except UnusablePlanes as problem:
             if not may_skip:
-                raise UserError(f"{_name(file)}: {problem}") from None
+                name = "the first sample" if isinstance(file, bytes) else str(printable(file))
+                raise UserError(f"{name}: {problem}") from None
         except BadImage:
             continue
-    return None
+    return b"", None
 
 
-def _read_content(file: Path | bytes) -> _Content:
-    header = read_planes_header(file, is_limited=False)
-    if header is not None:
-        return _Content(
-            file, header.channels, header.dtype.name, header.is_stack, header.has_pages, header.are_positions
-        )
-    channels, dtype = stored_pixels(file)
-    return _Content(file, channels, dtype, is_always_reduced=channels == RGB and dtype == "uint16")
-
-
-def _choose_type(content: _Content, kind: str, limits: Limits) -> str:
+def _choose_type(name: str, header: PlanesHeader, kind: str, limits: Limits) -> str:
     if kind != "auto":
         return kind
-    if content.dtype.startswith("float"):
+    if header.dtype.kind == "f":
         return "float32"
-    if content.dtype in ("int8", "int16"):
-        raise UserError(
-            f"{content.name}: {content.dtype} pixels; use --set pixels=float32 and a value_range such as -1000,3000"
-        )
-    return content.dtype if content.is_stack or limits else "uint8"
-
-
-def _choose_format(content: _Content, dtype: str, limits: Limits) -> PixelFormat:
-    found = (math.nan, math.nan)
-    if dtype == "float32" and not limits:
-        try:
-            pixels = read_deep(content.file).pixels
-            found = (float(np.nanmin(pixels)), float(np.nanmax(pixels)))
-        except BadImage as error:
-            raise UserError(f"{content.name}: unreadable image ({error}); save it again or replace it") from error
-    return make_format(dtype, limits, content.name, found)
-
-
-def _notes_on_lost_bits(content: _Content, kind: str) -> tuple[str, ...]:
-    if kind != "auto" or content.dtype != "uint16":
-        return ()
-    advice = "save them as grey or RGB TIFF and use" if content.is_always_reduced else "use"
-    return (f"{content.name}: 16-bit images are read as 8-bit; {advice} --set pixels=uint16 to keep 16 bits",)
-
-
-def _notes_on_pages(content: _Content, dtype: str) -> tuple[str, ...]:
-    if not content.has_pages:
-        return ()
-    advice = "use --set channels=1 to read only the first page" if content.channels == RGB else READ_FIRST_PAGE
-    note = f"{content.name}: its {content.channels} pages are read as channels"
-    return (f"{note}; {advice}" if dtype == "uint8" else note,)
-
-
-def _name(file: Path | bytes) -> str:
-    return "the first sample" if isinstance(file, bytes) else str(printable(file))
+    if header.dtype.kind == "i":
+        raise UserError(f"{name}: {header.dtype} pixels; use --set pixels=float32 and a value_range such as -1000,3000")
+    return header.dtype.name if header.is_stack or limits else "uint8"

@@ -91,21 +91,6 @@ class Tile(NamedTuple):
         height, width = row.halo_stop - row.halo_start, column.halo_stop - column.halo_start
         return Box(row.halo_start, column.halo_start, height, width)
 
-    @property
-    def num_pixels(self) -> int:
-        """The number of pixels, excluding the halo."""
-        return self.own.num_pixels
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Height and width, including the halo."""
-        return self.area.height, self.area.width
-
-    @property
-    def source(self) -> tuple[slice, slice]:
-        """The rows and columns of the image that the tile is computed from."""
-        return self.area.slices
-
     def inner(self, scale: int) -> tuple[slice, slice]:
         """Return the rows and columns of the tile's result that are not halo."""
         return self.own.moved_from(self.area).scaled(scale).slices
@@ -164,7 +149,7 @@ def in_windows(
     for row in split_side(height, side, halo, window_px[0]):
         for column in split_side(width, side, halo, window_px[1]):
             tile = Tile(row, column)
-            for name, made in transform(images[..., *tile.source]).items():
+            for name, made in transform(images[..., *tile.area.slices]).items():
                 if name not in results:
                     results[name] = made.new_empty((*made.shape[:-2], height * scale, width * scale))
                 results[name][..., *tile.target(scale)] = made[..., *tile.inner(scale)]

@@ -6,10 +6,10 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, Any
 
 # Tags, as in the specification.
-WIDTH, HEIGHT, BITS_PER_SAMPLE, COMPRESSION, PHOTOMETRIC = 256, 257, 258, 259, 262
+SUBFILE_TYPE, WIDTH, HEIGHT, BITS_PER_SAMPLE, COMPRESSION, PHOTOMETRIC = 254, 256, 257, 258, 259, 262
 ORIENTATION, SAMPLES_PER_PIXEL, PLANES, EXTRA_SAMPLES, SAMPLE_FORMAT = 274, 277, 284, 338, 339
 IMAGE_DEPTH = 32997  # the number of slices in a page; readers ignore all but the first slice
 # Values of tags.
@@ -76,6 +76,30 @@ def check_directories(file: IO[bytes]) -> None:
             start = _number(file.read(struct.calcsize(place)), 0, place)
 
 
+SEGMENTS = ((273, 279), (324, 325))  # tags with the offsets and lengths of strips, and of tiles
+
+
+def check_segments(file: IO[bytes], tags: Any, limit: int) -> None:
+    """Check that strips and tiles are complete, and the checksums of deflate; libtiff fills up a JPEG with grey.
+
+    At most `limit` bytes are decompressed, since a small file can expand to a huge size.
+    """
+    compression = tags.get(COMPRESSION)
+    for offset_tag, length_tag in SEGMENTS:
+        for offset, length in zip(tags.get(offset_tag, ()), tags.get(length_tag, ()), strict=False):
+            if length and offset < TIFF_HEADER_BYTES:
+                raise ValueError("damaged: the pixels start inside the header of the file")
+            if compression not in (*DEFLATE, JPEG):
+                continue
+            file.seek(offset)
+            stored = file.read(length)
+            is_complete = not stored or END_OF_JPEG in stored
+            if compression in DEFLATE:
+                limit, is_complete = _expand(stored, limit)
+            if not is_complete and limit >= 0:
+                raise ValueError("image file is truncated: the compressed pixels have no end")
+
+
 def check_expansion(file: IO[bytes], segments: Iterable[tuple[int, int]], limit: int) -> None:
     """Raise ValueError if deflate-compressed segments, given by offset and length, expand to more than `limit` bytes.
 
@@ -83,18 +107,21 @@ def check_expansion(file: IO[bytes], segments: Iterable[tuple[int, int]], limit:
     """
     for offset, length in segments:
         file.seek(offset)
-        limit, _ = expand(file.read(length), limit)
+        limit, _ = _expand(file.read(length), limit)
         if limit < 0:
             raise ValueError("damaged: its compressed pixels expand to more than the size of the image")
 
 
-def expand(stored: bytes, limit: int) -> tuple[int, bool]:
+def _expand(stored: bytes, limit: int) -> tuple[int, bool]:
     """Decompress until a limit in bytes is exceeded; return what is left of it, and whether the end was reached."""
     stream, waiting = zlib.decompressobj(), stored
-    while waiting and not stream.eof and limit >= 0:
-        limit -= len(stream.decompress(waiting, BYTES_AT_ONCE))
-        waiting = stream.unconsumed_tail
-    return limit, stream.eof
+    try:
+        while waiting and not stream.eof and limit >= 0:
+            limit -= len(stream.decompress(waiting, BYTES_AT_ONCE))
+            waiting = stream.unconsumed_tail
+    except zlib.error:
+        raise ValueError("damaged: the checksum of the compressed pixels does not match") from None
+    return limit, stream.eof or not stored
 
 
 def _number(content: bytes, at: int, form: str) -> int:

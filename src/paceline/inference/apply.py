@@ -6,159 +6,73 @@ import copy
 import math
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
 
 from paceline.contracts.data_spec import INPUT
 from paceline.core.errors import UserError
+from paceline.core.ordered_map import ByteBudget, num_cores, ordered_map
 from paceline.core.terminal import Counter
 from paceline.core.text import duration, printable
+from paceline.data.loader import free_bytes
 from paceline.data.source import TARGET, parse_panels
-from paceline.data.whole_source import free_bytes
 from paceline.evaluation.image_metrics import PEAK, WINDOW, luma
 from paceline.images.decode import BadImage, to_pillow
 from paceline.images.deep import GREY_AND_RGB
-from paceline.images.encode import (
-    DEFAULT_ENCODING,
-    Attachments,
-    Encoding,
-    ImageData,
-    lost_in,
-    read_image,
-    write_image,
-)
+from paceline.images.encode import DEFAULT_ENCODING, Attachments, Encoding, ImageData, lost_in, read_image, write_image
 from paceline.images.grids import captioned, side_by_side
 from paceline.inference.compare_images import Sums, blocks_of, levels_of
-from paceline.inference.files import SkippedImage
-from paceline.inference.receptive_field import ReceptiveField, receptive_field, uncounted
-from paceline.inference.runner import Pixels, RunnerPool, TileRunner, in_levels
-from paceline.inference.tiles import (
-    Advance,
-    Composer,
-    Composition,
-    Tiling,
-    largest_side,
-    plan_tiles,
-    usable_bytes,
-)
+from paceline.inference.files import ImageTask, SkippedImage
+from paceline.inference.tiles import BATCH_PX, Advance, Composer, Composition, Pixels, RunnerPool, TileRunner
 from paceline.inference.trained import TrainedModel
 
+DOWNSAMPLED = ("", "lr", "bicubic", "sr")  # the results with `--downsample`; the first shows all images side by side
 
-def shrink(image: ImageData, scale: int) -> tuple[Image.Image, Image.Image]:
-    """Return an 8-bit copy of the image, cropped to multiples of the scale, and a downsampled copy."""
+
+def shrink(image: ImageData, scale: int) -> tuple[Pixels, ImageData]:
+    """Return an 8-bit copy of an image, cropped to multiples of the scale, and a downsampled copy."""
+    if image.pixels.shape[-1] not in GREY_AND_RGB or image.value_range:
+        raise BadImage("--downsample compares 8-bit and 16-bit images with 1 or 3 channels only")
     pixels = (image.pixels >> 8).astype(np.uint8) if image.deep else image.pixels
-    least = math.ceil((WINDOW + 2 * scale) / scale) * scale
-    height, width = pixels.shape[:2]
+    (height, width), least = pixels.shape[:2], math.ceil((WINDOW + 2 * scale) / scale) * scale
     if min(height, width) < least:
         raise BadImage(f"{width}×{height} pixels; at least {least}×{least} are needed to downsample by {scale}")
-    height, width = height - height % scale, width - width % scale
-    cut = pixels[:height, :width]
-    original = to_pillow(cut)
-    return original, original.resize((width // scale, height // scale), Image.Resampling.BICUBIC)
+    pixels = pixels[: height - height % scale, : width - width % scale]
+    size = (pixels.shape[1] // scale, pixels.shape[0] // scale)
+    return pixels, ImageData(to_pixels(to_pillow(pixels).resize(size, Image.Resampling.BICUBIC)))
 
 
-def compare(
-    original: Image.Image, small: Image.Image, made: Image.Image, scale: int, protocol: str
-) -> tuple[dict[str, Image.Image], dict[str, float]]:
-    """Return the images to write (the first shows all side by side), and the PSNR and SSIM of each enlarged image."""
+def compare(original: Pixels, small: Pixels, made: Pixels, scale: int, protocol: str) -> tuple[dict[str, Pixels], str]:
+    """Return the images to write, by the names in DOWNSAMPLED, and the metrics of each enlarged image as a text."""
+    size, shown, metrics = (original.shape[1], original.shape[0]), [], []
     enlarged = {
-        "lr": small.resize(original.size, Image.Resampling.NEAREST),
-        "bicubic": small.resize(original.size, Image.Resampling.BICUBIC),
+        "lr": to_pixels(to_pillow(small).resize(size, Image.Resampling.NEAREST)),
+        "bicubic": to_pixels(to_pillow(small).resize(size, Image.Resampling.BICUBIC)),
         "sr": made,
     }
-    metrics: dict[str, float] = {}
-    shown = []
-    for name, image in enlarged.items():
-        psnr, ssim = measure(image, original, scale, protocol)
-        metrics |= {f"{name}_psnr[{protocol}]": psnr, f"{name}_ssim[{protocol}]": ssim}
-        shown.append(captioned(image.convert("RGB"), f"{name}  {psnr:.2f} dB  {ssim:.4f}", room=True))
-    shown.append(captioned(original.convert("RGB"), "original"))
-    return {"": side_by_side(shown), "lr": small, "bicubic": enlarged["bicubic"], "sr": made}, metrics
+    for name, pixels in enlarged.items():
+        sums = []
+        for block in blocks_of(original.shape[0], original.shape[1], scale):
+            one, other = (levels_of(array[block.tile.area.slices]) for array in (pixels, original))
+            pair = (luma(one), luma(other)) if protocol == "y" else (one, other)
+            sums.append(block.sums(*pair, PEAK))
+        psnr, ssim = Sums.total(sums).psnr(PEAK), Sums.total(sums).ssim()
+        metrics.append(f"{name}_psnr[{protocol}] {psnr:.4f}, {name}_ssim[{protocol}] {ssim:.4f}")
+        shown.append(captioned(to_pillow(pixels).convert("RGB"), f"{name}  {psnr:.2f} dB  {ssim:.4f}", room=True))
+    shown.append(captioned(to_pillow(original).convert("RGB"), "original"))
+    return {**enlarged, "": to_pixels(side_by_side(shown)), "lr": small}, ", ".join(metrics)
 
 
-def measure(made: Image.Image, original: Image.Image, border: int, protocol: str) -> tuple[float, float]:
-    """Return PSNR and SSIM, computed in blocks; with protocol "y", only luma is compared."""
-    sums, arrays = [], [np.asarray(image) for image in (made, original)]
-    for block in blocks_of(original.height, original.width, border):
-        one, other = (levels_of(array[block.tile.source]) for array in arrays)
-        sums.append(block.sums(luma(one), luma(other), PEAK) if protocol == "y" else block.sums(one, other, PEAK))
-    total = Sums.total(sums)
-    return total.psnr(PEAK), total.ssim()
-
-
-LARGE_HALO_PX, SMALL_HALO_PX = 1024, 256
-LARGEST_PART_PX = 4096
-HALOS_PER_PART = 8  # smaller parts would mostly compute halos
-MEMORY_SHARE = 0.25  # of the memory that tiles may use
-
-
-class _InParts(nn.Module):
-    """Mixin for a network that computes parts of the images. The results are as large as the images."""
-
-    division: Tiling
-
-    def forward(self, images: Tensor) -> Tensor:
-        height, width = images.shape[-2:]
-        with uncounted():
-            if max(height, width) <= self.division.side_px:
-                at_once: Tensor = super().forward(images)
-                return at_once
-            whole: Tensor | None = None
-            for tile in plan_tiles(self.division, (height, width)):
-                made = super().forward(images[..., *tile.source])
-                whole = made.new_empty((*made.shape[:2], height, width)) if whole is None else whole
-                whole[..., *tile.target(1)] = made[..., *tile.inner(1)]
-            assert whole is not None
-            return whole
-
-
-@cache
-def _class_in_parts(network: type[nn.Module]) -> type[nn.Module]:
-    return type(network.__name__, (_InParts, network), {})
-
-
-def compute_in_parts(image_model: TrainedModel, device: torch.device) -> ReceptiveField:
-    """Compute networks with a small halo in parts if the model's halo is large; return the model's receptive field.
-
-    The networks must still be on the CPU.
-    """
-    field, channels = image_model.receptive_field, image_model.spec.channels
-    if field.obstacles or field.halo_px < LARGE_HALO_PX:
-        return field
-    for network in _networks(image_model.recipe):
-        if any(id(weight) in field.used for weight in network.parameters()):
-            division = _parts_of(network, channels, device)
-            if division:
-                kind: Any = type(network)
-                network.__class__ = _class_in_parts(kind)
-                network.division = division  # type: ignore[assignment]
-    return receptive_field(image_model.recipe.image_to_image, channels, image_model.output_scale)
-
-
-def _networks(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the networks of a recipe, including those in a ModuleDict or ModuleList."""
-    for child in module.children():
-        if isinstance(child, nn.ModuleDict | nn.ModuleList):
-            yield from _networks(child)
-        else:
-            yield child
-
-
-def _parts_of(network: nn.Module, channels: int, device: torch.device) -> Tiling | None:
-    """Return how a network's images are divided; None if its halo is not small, or if parts would not fit in memory."""
-    own = receptive_field(lambda images: {"": network(images)}, channels)
-    side = min(LARGEST_PART_PX, largest_side(own, usable_bytes(device) * MEMORY_SHARE, own.tiled_halo_px))
-    if own.obstacles or own.halo_px > SMALL_HALO_PX or side < HALOS_PER_PART * own.tiled_halo_px:
-        return None
-    return Tiling(side // own.multiple_px * own.multiple_px, own.tiled_halo_px)
+def to_pixels(image: Image.Image) -> Pixels:
+    """Return a Pillow image as pixels [h, w, c]."""
+    pixels = np.asarray(image)
+    return pixels if pixels.ndim == 3 else pixels[..., np.newaxis]
 
 
 BYTES_PER_PX = 4  # memory per pixel of an 8-bit grey or RGB result
@@ -179,50 +93,20 @@ class ApplierSettings:
     encoding: Encoding = DEFAULT_ENCODING
 
 
-@dataclass(frozen=True, eq=False)
-class ImageTask:
-    """An image to process, and its output files."""
-
-    path: str
-    targets: dict[str, str]  # by the name of the result
-    previews: dict[str, str] = field(default_factory=dict)  # by the name of the result; written with `--preview`
-    mask: str = ""  # written with `--skip-background`
-
-    @property
-    def files(self) -> list[str]:
-        """All output files."""
-        return [*self.targets.values(), *self.previews.values(), *([self.mask] if self.mask else [])]
-
-    @property
-    def shown_targets(self) -> str:
-        """The first result's file and the number of others, to be printed."""
-        first, *more = self.targets.values()
-        return printable(first) + (f" and {len(more)} more" if more else "")
-
-    def make_target(self, result: str) -> Path:
-        """Return the file for a result, and create its folder."""
-        target = Path(self.targets[result if result in self.targets else ""])
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return target
-
-
 @dataclass(frozen=True)
 class AppliedImage:
     """An image whose results were written."""
 
-    path: str
     summary: str  # a line about the image, to be printed
-    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
 class OpenedImage:
-    """A decoded image, with the pixels that the networks will see."""
+    """A decoded image."""
 
     task: ImageTask
     image: ImageData
-    pixels: Pixels
-    original: Image.Image | None = None  # what `--downsample` compares the result with
+    original: Pixels | None = None  # what `--downsample` compares the result with
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,9 +122,7 @@ class Applier:
 
     def __init__(self, settings: ApplierSettings, image_model: TrainedModel, devices: list[torch.device]) -> None:
         self.settings, self.image_model = settings, image_model
-        # The receptive field is traced on the CPU, before the weights move to a device. A compiler would unroll parts.
-        in_parts = devices[0].type == "cuda" and not settings.compiled
-        field = compute_in_parts(image_model, devices[0]) if in_parts else image_model.receptive_field
+        field = image_model.receptive_field  # traced on the CPU, before the weights move to a device
         copies = [image_model]
         copies += [replace(image_model, recipe=copy.deepcopy(image_model.recipe)) for _ in devices[1:]]
         self.pool = RunnerPool(
@@ -252,7 +134,6 @@ class Applier:
         num_sharing = len(devices) if devices[0].type == "cpu" else 1  # of one memory
         self.composer = Composer(self.pool, field, settings.tile, num_sharing)
         self._reported: set[str] = set()
-        self._is_difference_known = False  # of the precision from fp32, measured on the first image
 
     def open(self, task: ImageTask) -> OpenedImage | SkippedImage:
         """Read an image. A file that cannot be used is skipped."""
@@ -260,41 +141,52 @@ class Applier:
             spec = self.image_model.spec
             image = self._panel_of(read_image(Path(task.path), spec.channels, spec.pixel_format))
             self._check_memory(image)
-            if not self.settings.downsample:
-                return OpenedImage(task, image, image.pixels)
-            if image.pixels.shape[-1] not in GREY_AND_RGB or image.value_range:
-                raise BadImage("--downsample compares 8-bit and 16-bit images with 1 or 3 channels only")
-            original, small = shrink(image, self.image_model.output_scale)
-            pixels = np.asarray(small) if small.mode == "RGB" else np.asarray(small)[..., np.newaxis]
-            return OpenedImage(task, image, pixels, original)
+            if self.settings.downsample:
+                original, small = shrink(image, self.image_model.output_scale)
+                return OpenedImage(task, small, original)
+            return OpenedImage(task, image)
         except BadImage as problem:
             return SkippedImage(task.path, str(problem))
 
     def compute(self, images: list[OpenedImage], advance: Advance) -> list[ComputedImage]:
         """Start computing the results of images of one shape."""
+        pixels = [opened.image.pixels for opened in images]
         factor = self.image_model.output_scale**2 if self.settings.downsample else 1
-        compositions = self.composer.compose(
-            [image.pixels for image in images],
-            self.result_bytes(images[0].pixels),
-            lambda pixels: advance(pixels * factor),
-        )
-        if self.measures_difference:
-            first, side = compositions[0], compositions[0].tiling.side_px
-            where = "this image" if first.num_tiles == 1 else "the first tile"
-            first.note = self.describe_difference(images[0].pixels[:side, :side], where)
+        compositions = self.composer.compose(pixels, self.result_bytes(pixels[0]), lambda px: advance(px * factor))
         return list(map(ComputedImage, images, compositions))
 
     def write(self, computed: ComputedImage) -> AppliedImage | SkippedImage:
         """Write an image's results. If they are not finite, the image is skipped."""
-        task = computed.opened.task
+        task, image, composition = computed.opened.task, computed.opened.image, computed.composition
+        attached, lost = Attachments(image.alpha, image.profile, image.exif, image.ome), ""
+        scale, protocol, metrics = self.image_model.output_scale, self.image_model.config.run.protocol, ""
         try:
-            return self._write_comparison(computed) if self.settings.downsample else self._write_results(computed)
+            results, original = composition.results(), computed.opened.original
+            if original is not None:
+                results, metrics = compare(original, image.pixels, results["image"], scale, protocol)
+            for name, pixels in results.items():
+                target = task.make_target(name)
+                write_image(target, pixels, self.settings.encoding, attached)
+                lost = lost_in(target.suffix, pixels, attached)
         except BadImage as problem:
             return SkippedImage(task.path, str(problem))
         except OSError as error:
             raise UserError(
                 f"--out: cannot write the results for {printable(task.path)}: {error.strerror or error}"
             ) from error
+        tiling, num_tiles = composition.tiling, composition.num_tiles
+        if metrics:
+            note = f"; {tiling.note}" * bool(tiling.note)
+            return AppliedImage(f"{printable(task.path)}: {metrics} → {printable(task.targets[''])}{note}")
+        tiles = f", {num_tiles} tiles of {tiling.side_px} pixels, halo {tiling.halo_px}" if num_tiles > 1 else ""
+        return AppliedImage(self.summarise(task, image.pixels.shape[:2], tiles, (tiling.note, image.note, lost)))
+
+    def summarise(self, task: ImageTask, size: tuple[int, ...], tiles: str, notes: Iterable[str]) -> str:
+        """Return a line about an image of this height and width, for the user."""
+        (height, width), scale = size, self.image_model.output_scale
+        enlarged = f" → {width * scale}×{height * scale}" if scale > 1 else ""
+        remarks = "".join(f"; {note}" for note in notes if note)
+        return f"{printable(task.path)}: {width}×{height}{enlarged}{tiles} → {task.shown_targets}{remarks}"
 
     def new_notes(self) -> list[str]:
         """Return remarks about the devices' work that no earlier call returned."""
@@ -321,51 +213,6 @@ class Applier:
         # Pillow's `crop` rejects large panels.
         alpha = None if image.alpha is None else Image.fromarray(np.asarray(image.alpha)[:, left:right])
         return replace(image, pixels=image.pixels[:, left:right], alpha=alpha)
-
-    def _write_results(self, computed: ComputedImage) -> AppliedImage:
-        task, image, composition = computed.opened.task, computed.opened.image, computed.composition
-        attached = Attachments(image.alpha, image.profile, image.exif, image.ome)
-        lost = ""
-        for name, pixels in composition.results().items():
-            target = task.make_target(name)
-            write_image(target, pixels, self.settings.encoding, attached)
-            lost = lost_in(target.suffix, pixels, attached)
-        height, width = image.pixels.shape[:2]
-        scale, tiling = self.image_model.output_scale, composition.tiling
-        enlarged = f" → {width * scale}×{height * scale}" if scale > 1 else ""
-        num_tiles = composition.num_tiles
-        tiles = f", {num_tiles} tiles of {tiling.side_px} pixels, halo {tiling.halo_px}" if num_tiles > 1 else ""
-        notes = "".join(f"; {note}" for note in (tiling.note, image.note, composition.note, lost) if note)
-        return AppliedImage(
-            task.path, f"{printable(task.path)}: {width}×{height}{enlarged}{tiles} → {task.shown_targets}{notes}"
-        )
-
-    def _write_comparison(self, computed: ComputedImage) -> AppliedImage:
-        """Compare the result with the original image, and write both."""
-        task, original, composition = computed.opened.task, computed.opened.original, computed.composition
-        assert original is not None
-        scale, protocol = self.image_model.output_scale, self.image_model.config.run.protocol
-        small, made = (to_pillow(pixels) for pixels in (computed.opened.pixels, composition.results()["image"]))
-        images, metrics = compare(original, small, made, scale, protocol)
-        for name, result in images.items():
-            pixels = np.asarray(result)
-            pixels = pixels if pixels.ndim == 3 else pixels[..., np.newaxis]
-            write_image(task.make_target(name), pixels, self.settings.encoding)
-        values = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        notes = "".join(f"; {note}" for note in (composition.tiling.note, composition.note) if note)
-        summary = f"{printable(task.path)}: {values} → {printable(task.targets[''])}{notes}"
-        return AppliedImage(task.path, summary, metrics)
-
-    @property
-    def measures_difference(self) -> bool:
-        """Whether to measure the difference from fp32: once, for the first image, unless the precision is fp32."""
-        return self.settings.precision != "fp32" and not self._is_difference_known
-
-    def describe_difference(self, pixels: Pixels, where: str) -> str:
-        """Describe how much the precision changes the results for these pixels."""
-        self._is_difference_known = True
-        levels = self.pool.runners[0].difference_from_fp32(pixels)
-        return f"{self.settings.precision} changes {where} by at most {in_levels(levels)} of 255 levels"
 
     def _check_memory(self, image: ImageData) -> None:
         height, width = image.pixels.shape[:2]
@@ -406,3 +253,83 @@ class ApplyProgress(Counter):
         done = f"applying: {self.done / max(self._total_px, 1):.0%} of {self._total_px / 1e6:,.3g} megapixels"
         left = f", {duration((self._total_px - self.done) / speed)} left" if speed else ""
         return f"{done}, {speed / 1e6:.3g} megapixels/s{left}"
+
+
+MAX_RESULT_BYTES, SHARE_OF_FREE = 2_000_000_000, 0.25  # for results that are being computed or written
+MAX_INPUT_BYTES = 500_000_000  # for decoded images that wait to be processed
+MOST_IMAGES_AT_ONCE = 64
+
+Outcome: TypeAlias = AppliedImage | SkippedImage
+
+
+def apply_whole(applier: Applier, num_pixels: Mapping[ImageTask, int], advance: Advance) -> Iterator[Outcome]:
+    """Yield the outcome of images that are read as a whole, in order; `num_pixels` has the size of each."""
+    budget = ByteBudget(min(MAX_RESULT_BYTES, int(free_bytes(torch.device("cpu")) * SHARE_OF_FREE)))
+    cores = num_cores()
+
+    def compute(numbered: tuple[int, list[OpenedImage] | SkippedImage]) -> list[ComputedImage | SkippedImage]:
+        turn, group = numbered
+        if isinstance(group, SkippedImage):
+            budget.take(0, turn)
+            return [group]
+        size = sum(applier.result_bytes(opened.image.pixels) for opened in group)
+        budget.take(size, turn)
+        try:
+            return [*applier.compute(group, advance)]
+        except BaseException:
+            budget.give_back(size)
+            raise
+
+    def write(computed: ComputedImage | SkippedImage) -> Outcome:
+        if isinstance(computed, SkippedImage):
+            return computed
+        try:
+            return applier.write(computed)
+        finally:
+            budget.give_back(applier.result_bytes(computed.opened.image.pixels))
+
+    opened = ordered_map(
+        applier.open,
+        num_pixels,
+        cores,
+        num_bytes=lambda task: num_pixels[task] * BYTES_PER_PX,
+        max_bytes=MAX_INPUT_BYTES,
+    )
+    groups = _groups(opened, MOST_IMAGES_AT_ONCE if applier.composer.batches_images else 1)
+    computed = ordered_map(compute, enumerate(groups), len(applier.pool.runners), stop=budget.close)
+    written = ordered_map(write, _flattened(computed), cores)
+    try:
+        yield from written
+    finally:  # close the stages in this order, so that none waits for another
+        written.close()
+        computed.close()
+        opened.close()
+
+
+def _flattened(lists: Iterable[list[ComputedImage | SkippedImage]]) -> Iterator[ComputedImage | SkippedImage]:
+    """Yield the elements of lists, releasing each element after use."""
+    for some in lists:
+        some.reverse()
+        while some:
+            yield some.pop()
+
+
+def _groups(images: Iterable[OpenedImage | SkippedImage], most: int) -> Iterator[list[OpenedImage] | SkippedImage]:
+    """Yield consecutive images of one shape together, as long as they are small; `most` limits their number."""
+    group: list[OpenedImage] = []
+    for opened in images:
+        if group and (isinstance(opened, SkippedImage) or not _fits(group, opened.image.pixels, most)):
+            yield group
+            group = []
+        if isinstance(opened, SkippedImage):
+            yield opened
+        else:
+            group.append(opened)
+    if group:
+        yield group
+
+
+def _fits(group: list[OpenedImage], pixels: Pixels, most: int) -> bool:
+    first, (height, width) = group[0].image.pixels, pixels.shape[:2]
+    is_alike = (first.shape, first.dtype) == (pixels.shape, pixels.dtype)
+    return len(group) < most and (len(group) + 1) * height * width <= BATCH_PX and is_alike

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,20 +17,27 @@ from torch import Tensor
 
 from paceline.core.errors import UserError
 from paceline.core.ordered_map import num_cores, ordered_map
+from paceline.core.terminal import counted
 from paceline.core.text import printable
 from paceline.core.types import JsonObject
 from paceline.images.decode import PIXEL_LIMIT, BadImage, TooLarge, memory_limit
-from paceline.images.encode import Encoding, check_channels, write_image
-from paceline.images.readers import image_size
+from paceline.images.deep import image_size
+from paceline.images.encode import check_channels, write_image
+from paceline.images.pyramid_file import PyramidFile, PyramidFormat, partial_files, purpose_of
 from paceline.images.rectangles import Box, Tile
-from paceline.images.regions.open_image import can_be_read_by_region, is_slide, open_region_image
-from paceline.images.regions.pyramid_file import PyramidFile, PyramidFormat, partial_files, purpose_of
-from paceline.images.regions.region_image import Level, Pixels, RegionImage, choose_box, choose_level
-from paceline.inference.apply import AppliedImage, Applier, ApplierSettings, ApplyProgress, ImageTask
-from paceline.inference.files import SkippedImage
-from paceline.inference.receptive_field import ReceptiveField
-from paceline.inference.runner import Landing
+from paceline.images.regions import (
+    Pixels,
+    RegionImage,
+    can_be_read_by_region,
+    choose_box,
+    choose_level,
+    is_slide,
+    open_region_image,
+)
+from paceline.inference.apply import AppliedImage, Applier, ApplierSettings, ApplyProgress, Outcome, apply_whole
+from paceline.inference.files import ApplyPlan, ImageTask, SkippedImage
 from paceline.inference.tiles import (
+    Landing,
     Tiling,
     is_out_of_memory,
     plan_tiles,
@@ -47,13 +54,12 @@ TIFF_TILES_PX = (512, 256, 128, 64, 32, 16)  # sides of stored tiles; TIFF requi
 
 @dataclass(frozen=True)
 class RegionOptions:
-    """The part of an image to process, and what to write besides the results."""
+    """The part of an image to process, and whether its background is skipped."""
 
     level: int = 0
     magnification: float = 0.0
     region: str = ""  # x,y,width,height
     skip_background: bool = False
-    preview: bool = False
 
     @property
     def box(self) -> Box | None:
@@ -78,9 +84,6 @@ class RegionOptions:
         if self.level and self.magnification:
             raise UserError("--level --magnification: cannot be combined; choose one")
         _ = self.box
-
-
-WHOLE_IMAGE = RegionOptions()
 
 
 def region_size(path: Path, options: RegionOptions, *, is_forced: bool = False) -> tuple[int, int] | None:
@@ -109,6 +112,39 @@ def region_size(path: Path, options: RegionOptions, *, is_forced: bool = False) 
         return None
 
 
+@dataclass(frozen=True)
+class TaskSize:
+    """The number of pixels of an image, and whether it is processed by region."""
+
+    num_pixels: int
+    by_region: bool
+
+
+def read_headers(plan: ApplyPlan, options: RegionOptions, format_: str = "") -> dict[ImageTask, TaskSize]:
+    """Return the size of each task with a valid image header; mark the others as skipped."""
+    sizes: dict[ImageTask, TaskSize] = {}
+    for task in counted(plan.tasks, "reading image headers", len(plan.tasks)):
+        try:
+            region = region_size(Path(task.path), options, is_forced=format_ == OME_FORMAT)
+            height, width = region or image_size(Path(task.path), memory_limit)
+            sizes[task] = TaskSize(height * width, region is not None)
+        except BadImage as error:
+            plan.skipped.append(SkippedImage(task.path, str(error)))
+    return sizes
+
+
+def apply_all(
+    applier: Applier, sizes: Mapping[ImageTask, TaskSize], options: RegionOptions, progress: ApplyProgress
+) -> Iterator[Outcome]:
+    """Yield the outcome of each image, in order. Images that are processed by region are processed one at a time."""
+    by_region = RegionApplier(applier, options)
+    for is_region, tasks in groupby(sizes, key=lambda task: sizes[task].by_region):
+        if is_region:
+            yield from (by_region.process(task, progress) for task in tasks)
+        else:
+            yield from apply_whole(applier, {task: sizes[task].num_pixels for task in tasks}, progress.advance)
+
+
 def choose_part(image: RegionImage, options: RegionOptions) -> tuple[int, Box]:
     """Return the requested level of an image, and the requested part of it."""
     level = choose_level(image, options.level, options.magnification)
@@ -128,25 +164,6 @@ def block_side(side_px: int, size: tuple[int, int], unit: int, scale: int) -> in
     return -(-max(size) // unit) * unit
 
 
-def note_on_part(field: ReceptiveField, box: Box, level: Level) -> str:
-    """Return a warning if the result for a part of an image differs from that part of the whole result."""
-    if not field.obstacles or (box.height, box.width) == (level.height, level.width):
-        return ""
-    return f"{field.obstacles[0]}: the result differs from the same part of the whole result"
-
-
-def tiff_tile_px(side_px: int, scale: int) -> int:
-    """Return the side of the stored tiles for blocks with this side."""
-    return next(side for side in TIFF_TILES_PX if side_px * scale % side == 0)
-
-
-class Division(NamedTuple):
-    """How an image is divided. A resumed command keeps it, even if the amount of free memory differs."""
-
-    tiling: Tiling
-    channels: dict[str, int]  # of each result
-
-
 def identity_of(
     path: Path, level: int, box: Box, settings: ApplierSettings, options: RegionOptions, weights: str
 ) -> dict[str, Any]:
@@ -163,19 +180,21 @@ def identity_of(
     }
 
 
-def division_in(purpose: JsonObject | None, identity: dict[str, Any]) -> Division | None:
-    """Return the division in a journal, if its file was for the same results."""
+def division_in(purpose: JsonObject | None, identity: dict[str, Any]) -> tuple[Tiling, dict[str, int]] | None:
+    """Return the tiles and the number of channels of each result in a journal, if its file was for the same results.
+
+    A resumed command keeps them, even if the amount of free memory differs.
+    """
     if purpose is None or any(purpose.get(key) != value for key, value in identity.items()):
         return None
-    stored: dict[str, Any] = {**purpose}
+    stored: Any = purpose
     try:
-        tiling = Tiling(**stored["tiling"])
-        window = (int(tiling.window_px[0]), int(tiling.window_px[1])) if tiling.window_px else None
+        window = stored["tiling"]["window_px"]
+        tiling = Tiling(**{**stored["tiling"], "window_px": tuple(map(int, window)) if window else None})
         channels = {str(name): int(count) for name, count in stored["channels"].items()}
-        is_valid = min(tiling.side_px, tiling.multiple_px) > 0
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        return (tiling, channels) if min(tiling.side_px, tiling.multiple_px) > 0 else None
+    except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    return Division(replace(tiling, window_px=window), channels) if is_valid else None
 
 
 def weights_digest(image_model: TrainedModel) -> str:
@@ -207,7 +226,6 @@ INPUT_BYTES, RESULT_BYTES = 300_000_000, 400_000_000  # of blocks that wait to b
 LARGEST_BLOCK_PX = {"cuda": 2048, "cpu": 1024}  # side of a block, unless --tile or a large halo makes it larger
 HALOS_PER_BLOCK = 8  # a block is this many times as wide as its halo, if memory allows
 PROBE_PX, LARGEST_PROBE_HALO_PX = 64, 256
-MEASURED_PX = 1024  # largest side of the part on which the precision is compared with fp32
 WHOLE, SKIPPED = 0, 1  # flags of a block
 
 
@@ -255,23 +273,15 @@ class RegionApplier:
             done = min(file.num_blocks_done for file in job.files.values())
             for file in job.files.values():
                 file.keep_blocks(done)
-            difference = ""
-            if self.applier.measures_difference:
-                part = job.box.centre(min(job.tiling.side_px, MEASURED_PX))
-                where = f"{part.width}×{part.height} pixels at the centre"
-                difference = self.applier.describe_difference(image.read(job.level, part), where)
-            progress.advance(sum(block.num_pixels for block in islice(job.blocks, done)), earlier=True)
+            progress.advance(sum(block.own.num_pixels for block in islice(job.blocks, done)), earlier=True)
             for block, tiles, flag in self._computed(job, islice(job.blocks, done, None)):
                 _for_each(job.files, lambda name, file: file.append_block(tiles[name], flag))  # noqa: B023
-                progress.advance(block.num_pixels)
+                progress.advance(block.own.num_pixels)
             flags = next(iter(job.files.values())).flags()
             resumed = f"resumed after {done:,} of {len(job.blocks):,} tiles" if done else ""
-            previews = {name: file.preview() for name, file in job.files.items()} if task.previews else {}
             _for_each(job.files, lambda name, file: file.complete(Path(task.path).stem))
             _for_each(job.files, lambda name, file: file.publish())  # after all are complete: this is not resumed
-        self._write_previews(task, previews)
-        notes = [self._write_mask(task, job, flags), difference, resumed]
-        return AppliedImage(task.path, self._summary(task, job, notes))
+        return AppliedImage(self._summary(task, job, [self._write_mask(task, job, flags), resumed]))
 
     def _start(self, task: ImageTask, image: RegionImage, stack: ExitStack) -> _Job:
         """Divide an image, and open its result files: new ones, or those of a command that was killed."""
@@ -290,7 +300,7 @@ class RegionApplier:
         self._digest = self._digest or weights_digest(self.image_model)
         identity = identity_of(Path(task.path), level, box, settings, self.options, self._digest)
         division = division_in(purpose_of(partial_files(first)[1]), identity)
-        tiling, channels = division or Division(self._tiling(image, level, box), self._channels(image))
+        tiling, channels = division or (self._tiling(image, level, box), self._channels(image))
         size = (image.levels[level].height, image.levels[level].width)
         blocks = plan_tiles(tiling, size, box)
         purpose = {**identity, "tiling": asdict(tiling), "channels": channels}
@@ -301,7 +311,7 @@ class RegionApplier:
                 box.width * self.scale,
                 channels[name],
                 image.format.dtype.name,
-                tiff_tile_px(tiling.side_px, self.scale),
+                next(side for side in TIFF_TILES_PX if tiling.side_px * self.scale % side == 0),
                 1 if settings.encoding.compression is None else settings.encoding.compression,
                 image.format.microns_per_px * image.levels[level].downsample / self.scale,
                 image.format.profile if channels[name] == image.format.channels else b"",
@@ -345,7 +355,7 @@ class RegionApplier:
             encode,
             computed,
             num_cores(),
-            num_bytes=lambda item: item[0].num_pixels * result_px,
+            num_bytes=lambda item: item[0].own.num_pixels * result_px,
             max_bytes=RESULT_BYTES,
         )
         try:
@@ -378,10 +388,11 @@ class RegionApplier:
                 whole = replace(whole, side_px=most, halo_px=halo, note=whole.note or tiling_warning(field))
         side = block_side(whole.side_px, size, unit, self.scale)
         tiling = replace(whole, side_px=side, multiple_px=field.multiple_px)
-        if max(size) <= side or not tiling.note:
-            return replace(tiling, note=tiling.note or note_on_part(field, box, image.levels[level]))
-        error = composer.tile_error(image.read(level, box.centre(3 * side)), tiling)
-        return replace(tiling, note=f"{tiling.note}; {error}")
+        is_part = size != (image.levels[level].height, image.levels[level].width)
+        if field.obstacles and is_part and not tiling.note:
+            note = f"{field.obstacles[0]}: the result differs from the same part of the whole result"
+            return replace(tiling, note=note)
+        return tiling
 
     def _channels(self, image: RegionImage) -> dict[str, int]:
         """Return the number of channels of each result, by computing a small one."""
@@ -398,11 +409,6 @@ class RegionApplier:
         made = self.pool.run([white.astype(job.image.format.dtype)]).arrays()
         return {name: values[0, side * self.scale // 2, side * self.scale // 2] for name, values in made.items()}
 
-    def _write_previews(self, task: ImageTask, previews: dict[str, Pixels]) -> None:
-        for name, pixels in previews.items():
-            shown = pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., :1]
-            write_image(Path(task.previews[name if name in task.previews else ""]), shown, Encoding("jpg"))
-
     def _write_mask(self, task: ImageTask, job: _Job, flags: list[int]) -> str:
         """Write the mask of skipped blocks, if requested; return a remark about it."""
         if not task.mask:
@@ -413,15 +419,12 @@ class RegionApplier:
         return f"{flags.count(SKIPPED):,} of {len(flags):,} tiles are background → {printable(task.mask)}"
 
     def _summary(self, task: ImageTask, job: _Job, notes: list[str]) -> str:
-        height, width = job.box.height, job.box.width
-        enlarged = f" → {width * self.scale}×{height * self.scale}" if self.scale > 1 else ""
-        tiles = ""
+        size, tiles = (job.box.height, job.box.width), ""
         if len(job.blocks) > 1:
-            cost = sum(block.area.num_pixels for block in job.blocks) / (height * width) - 1
+            cost = sum(block.area.num_pixels for block in job.blocks) / job.box.num_pixels - 1
             halo = f"halo {job.tiling.halo_px} ({cost:.0%} more pixels)"
             tiles = f", {len(job.blocks):,} tiles of {job.tiling.side_px} pixels, {halo}"
-        remarks = "".join(f"; {note}" for note in (job.tiling.note, job.image.format.note, *notes) if note)
-        return f"{printable(task.path)}: {width}×{height}{enlarged}{tiles} → {task.shown_targets}{remarks}"
+        return self.applier.summarise(task, size, tiles, (job.tiling.note, job.image.format.note, *notes))
 
 
 def _target(block: Tile, part: Box, scale: int) -> Box:

@@ -8,11 +8,9 @@ import json
 import logging
 import os
 import warnings
-from collections import UserDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,48 +20,13 @@ from paceline.contracts.data_spec import PixelFormat
 from paceline.contracts.recipe import CLASS_DRAW, Batch, Recipe
 from paceline.core.errors import UserError, place_outside
 from paceline.data.stream import Drawer
-from paceline.inference.trained import (
-    StoredModel,
-    TrainedModel,
-    main_use,
-    open_trained,
-)
-
-
-def used_draws(recipe: Recipe, batch: Batch) -> tuple[str, ...]:
-    """Return the names of the draws (random inputs) that `predict` reads from a batch."""
-    recording = _RecordingBatch(batch)
-    with torch.no_grad():
-        recipe.predict(cast(Batch, recording))
-    return tuple(name for name in recipe.draws if name in recording.read)
-
-
-class _RecordingBatch(UserDict[str, Tensor]):
-    """A batch that records which of its fields are read. Copying it counts as reading all of them."""
-
-    def __init__(self, batch: Batch) -> None:
-        super().__init__(batch)
-        self.read: set[str] = set()
-
-    def __getitem__(self, name: str) -> Tensor:
-        self.read.add(name)
-        return super().__getitem__(name)
-
-    def copy(self) -> Any:
-        return dict(self)
-
-    def __or__(self, other: Any) -> Any:
-        return dict(self) | dict(other)
-
-    def __ror__(self, other: Any) -> Any:
-        return dict(other) | dict(self)
-
+from paceline.inference.trained import StoredModel, TrainedModel, main_use, open_trained
 
 CHECKED_PX = ((96, 128), (160, 96))  # sizes to check if any size is accepted; rounded to allowed multiples
 TRACED_PX = (128, 160)  # image size for tracing a classifier that accepts any size
 SIDES = ("height", "width")
 CHECKED_COUNTS = (1, 3)  # batch sizes to check for models with a fixed image size; tracing uses 2
-BATCHES = f"on batches of {' and '.join(map(str, CHECKED_COUNTS))}"
+LARGEST_SIDE_PX = 2**16
 
 Inputs = dict[str, Tensor]
 
@@ -77,7 +40,6 @@ class Exportable:
     dynamic_shapes: tuple[object, ...]  # for each input, the dimensions that may vary
     outputs: tuple[str, ...]
     checks: list[Inputs]  # inputs on which ONNX Runtime and PyTorch are compared
-    checked_on: str  # description of the checks, shown to the user
     usage: str  # description of the inputs and outputs, shown to the user
     metadata: Mapping[str, list[str]] = field(default_factory=dict)  # stored in the ONNX file
 
@@ -97,38 +59,32 @@ def _image_to_image(image_model: TrainedModel) -> Exportable:
     Networks that divide images into windows are exported for one image of the training size: their masks depend on the
     size, and many compute the number of images in a way that cannot be traced.
     """
-    channels, field = image_model.spec.channels, image_model.receptive_field
-    multiple = field.multiple_px
+    channels, multiple = image_model.spec.channels, image_model.receptive_field.multiple_px
     generator = torch.Generator().manual_seed(0)
     dynamic: dict[int, object] = {}
-    if field.is_traced:
+    if image_model.receptive_field.is_traced:
         side = max(multiple, 64 // multiple * multiple) * 2
         example_px = (side, side)
-        dims = {name: torch.export.Dim(name, min=1, max=2**16 // multiple) for name in SIDES}
-        dynamic = {at: dim if multiple == 1 else multiple * dim for at, dim in enumerate(dims.values(), start=2)}
+        dims = [torch.export.Dim(name, min=1, max=LARGEST_SIDE_PX // multiple) for name in SIDES]
+        dynamic = {at: dim if multiple == 1 else multiple * dim for at, dim in enumerate(dims, start=2)}
         dynamic[0] = torch.export.Dim("n")
         sizes = [
             [max(multiple, px // multiple * multiple) * (1 + (multiple > px)) for px in size] for size in CHECKED_PX
         ]
-        checked_on, num_images = f"for {len(sizes)} other image sizes", "n"
-        accepted = (
-            f"height, width] in [-1, 1], {f'sides that are multiples of {multiple}' if multiple > 1 else 'any size'}"
-        )
+        accepted = "any size" if multiple == 1 else f"sides that are multiples of {multiple}"
+        usage = f"input `images` [n, {channels}, height, width] in [-1, 1], {accepted}"
     else:
         scale, spec = image_model.output_scale, image_model.spec
         height, width = (-(-side // scale // multiple) * multiple for side in (spec.height, spec.width))
         example_px, sizes = (height, width), [[height, width]] * 2
-        checked_on, num_images = f"on {len(sizes)} images", "1"
-        accepted = f"{height}, {width}] in [-1, 1]"
-    checks = [{"images": torch.rand(1, channels, *size, generator=generator) * 2 - 1} for size in sizes]
+        usage = f"input `images` [1, {channels}, {height}, {width}] in [-1, 1]"
     return Exportable(
         _ImageToImage(image_model.recipe),
         {"images": torch.zeros(2 if dynamic else 1, channels, *example_px)},
         (dynamic or None,),
         tuple(image_model.results),
-        checks,
-        checked_on,
-        f"input `images` [{num_images}, {channels}, {accepted}; output {', '.join(image_model.results)}, in [-1, 1]",
+        [{"images": torch.rand(1, channels, *size, generator=generator) * 2 - 1} for size in sizes],
+        f"{usage}; output {', '.join(image_model.results)}, in [-1, 1]",
     )
 
 
@@ -141,24 +97,40 @@ def _classifier(trained: TrainedModel, path: str) -> Exportable:
     dtype = torch.uint8 if spec.dtype == "uint8" else torch.float32
     example = torch.zeros(2, spec.channels, *(size or TRACED_PX), dtype=dtype)
     _check_takes_images_alone(trained.recipe, example, path)
-    generator = torch.Generator().manual_seed(0)
-    checks = [
-        {"images": _random_pixels((count, spec.channels, *px), pixels, generator).to(dtype)}
-        for count, px in zip(CHECKED_COUNTS, (size, size) if size else CHECKED_PX, strict=True)
-    ]
-    sides = {} if size else {at: torch.export.Dim(name, max=2**16) for at, name in enumerate(SIDES, start=2)}
+    generator, checks = torch.Generator().manual_seed(0), []
+    for count, px in zip(CHECKED_COUNTS, (size, size) if size else CHECKED_PX, strict=True):
+        values = torch.rand((count, spec.channels, *px), generator=generator) * pixels.span + pixels.low
+        checks.append({"images": (values.round() if pixels.is_integer else values).to(dtype)})
+    sides = {} if size else {at: torch.export.Dim(name, max=LARGEST_SIDE_PX) for at, name in enumerate(SIDES, start=2)}
     return Exportable(
         _Classify(trained.recipe, pixels),
         {"images": example},
         ({0: torch.export.Dim("n"), **sides},),
         ("probabilities",),
         checks,
-        BATCHES if size else f"for {len(checks)} other image sizes",
         f"input `images` {str(dtype).removeprefix('torch.')} "
         f"[n, {', '.join(map(str, (spec.channels, *(size or SIDES))))}] in {pixels.low:g}…{pixels.high:g}; "
         f"output probabilities [n, {spec.num_classes}]",
         {"classes": list(trained.classes)},
     )
+
+
+def _check_takes_images_alone(recipe: Recipe, images: Tensor, path: str) -> None:
+    """Raise UserError if a classifier reads draws (random inputs) or rejects the image size used in evaluation."""
+    what = f"{path}: {type(recipe).__name__}.predict()"
+    try:
+        with torch.no_grad():
+            recipe.predict({"image": images.to(torch.float32)})
+    except KeyError as error:
+        raise UserError(
+            f"{what} reads the random input {error}, but a classifier's ONNX file only takes images; do not use random "
+            "inputs in predict()"
+        ) from None
+    except RuntimeError as error:
+        raise UserError(
+            f"{what} does not accept whole images of {images.shape[3]}×{images.shape[2]} pixels "
+            f"({str(error).splitlines()[0]}); train with --set size=PIXELS if it needs a fixed size"
+        ) from None
 
 
 def _generator(trained: TrainedModel) -> Exportable:
@@ -171,16 +143,15 @@ def _generator(trained: TrainedModel) -> Exportable:
             f"{type(recipe).__name__} uses no random input (draw) to generate images, so there is no input to export"
         )
     tables = [drawer.rows("samples", 0, count) for count in (2, *CHECKED_COUNTS)]
-    by_class = CLASS_DRAW in names
-    if by_class:
+    described, metadata = {name: recipe.draws[name].kind for name in names}, {}
+    if CLASS_DRAW in names:
         for table in tables:
             table[CLASS_DRAW] = (table[CLASS_DRAW] * spec.num_classes).long()
+        described[CLASS_DRAW] = f"int64, 0…{spec.num_classes - 1}"
+        metadata = {"classes": list(trained.classes)}
+        if spec.empty_classes:
+            metadata["empty_classes"] = [trained.classes[index] for index in spec.empty_classes]
     example, *checks = ({name: table[name] for name in names} for table in tables)
-    described = {name: recipe.draws[name].kind for name in names}
-    described |= {CLASS_DRAW: f"int64, 0…{spec.num_classes - 1}"} if by_class else {}
-    metadata = {"classes": list(trained.classes)}
-    if spec.empty_classes:
-        metadata["empty_classes"] = [trained.classes[index] for index in spec.empty_classes]
     inputs = [
         f"`{name}` [{', '.join(map(str, ('n', *recipe.draws[name].shape)))}] ({described[name]})" for name in names
     ]
@@ -190,10 +161,23 @@ def _generator(trained: TrainedModel) -> Exportable:
         (({0: torch.export.Dim("n")},) * len(names),),
         ("image",),
         checks,
-        BATCHES,
         f"input {', '.join(inputs)}; output image [n, {spec.channels}, {spec.height}, {spec.width}], in [-1, 1]",
-        metadata if by_class else {},
+        metadata,
     )
+
+
+def used_draws(recipe: Recipe, draws: Batch) -> tuple[str, ...]:
+    """Return the names of the draws (random inputs) without which `predict` fails."""
+
+    def is_used(name: str) -> bool:
+        try:
+            recipe.predict({other: rows for other, rows in draws.items() if other != name})
+        except Exception:  # a KeyError, or whatever follows from a default such as None
+            return True
+        return False
+
+    with torch.no_grad():
+        return tuple(filter(is_used, recipe.draws))
 
 
 class _ImageToImage(nn.Module):
@@ -205,12 +189,6 @@ class _ImageToImage(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         return tuple(self.recipe.image_to_image(images).values())
-
-
-def _random_pixels(shape: tuple[int, ...], pixels: PixelFormat, generator: torch.Generator) -> Tensor:
-    if pixels.is_integer:
-        return torch.randint(int(pixels.low), int(pixels.high) + 1, shape, generator=generator)
-    return torch.rand(shape, generator=generator) * pixels.span + pixels.low
 
 
 class _Classify(nn.Module):
@@ -241,25 +219,6 @@ class _Generate(nn.Module):
         if CLASS_DRAW in draws:
             draws[CLASS_DRAW] = (draws[CLASS_DRAW] + 0.5) / self.num_classes
         return (self.recipe.predict(draws)["image"],)
-
-
-def _check_takes_images_alone(recipe: Recipe, images: Tensor, path: str) -> None:
-    """Raise UserError if a classifier reads draws (random inputs) or rejects the image size used in evaluation."""
-    drawer = Drawer(recipe.draws, 0, torch.device("cpu"), torch.float32)
-    draws = drawer.rows("evaluation", 0, len(images))
-    try:
-        read = used_draws(recipe, {"image": images.to(torch.float32)} | draws)
-    except RuntimeError as error:
-        size = f"{images.shape[3]}×{images.shape[2]}"
-        raise UserError(
-            f"{path}: {type(recipe).__name__}.predict() does not accept whole images of {size} pixels "
-            f"({str(error).splitlines()[0]}); train with --set size=PIXELS if it needs a fixed size"
-        ) from None
-    if read:
-        raise UserError(
-            f"{path}: {type(recipe).__name__}.predict() reads the random input {read[0]!r}, but a classifier's "
-            "ONNX file only takes images; do not use random inputs in predict()"
-        )
 
 
 OPSET = 20

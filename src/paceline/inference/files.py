@@ -1,4 +1,4 @@
-"""The image files that a command reads: those its arguments name, their targets, and those it cannot use."""
+"""The image files that a command reads and writes: those its arguments name, their results, and their targets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import glob
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,8 @@ from paceline.data.file_lists import (
     write_not_used,
 )
 from paceline.images.decode import BadImage
-from paceline.images.regions.open_image import is_slide
+from paceline.images.encode import DEFAULT_ENCODING, Encoding
+from paceline.images.regions import is_slide
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,116 @@ def _is_under(file: Path, folder: Path) -> bool:
 
 def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))  # Path.resolve raises an exception for a link that points to itself
+
+
+@dataclass(frozen=True, eq=False)
+class ImageTask:
+    """An image to process, and its output files."""
+
+    path: str
+    targets: dict[str, str]  # by the name of the result
+    mask: str = ""  # written with `--skip-background`
+
+    @property
+    def files(self) -> list[str]:
+        """All output files."""
+        return [*self.targets.values(), *([self.mask] if self.mask else [])]
+
+    @property
+    def shown_targets(self) -> str:
+        """The first result's file and the number of others, to be printed."""
+        first, *more = self.targets.values()
+        return printable(first) + (f" and {len(more)} more" if more else "")
+
+    def make_target(self, result: str) -> Path:
+        """Return the file for a result, and create its folder."""
+        target = Path(self.targets[result if result in self.targets else ""])
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
+
+@dataclass
+class ApplyPlan(FoundImages):
+    """The images found, with what remains to be processed."""
+
+    tasks: list[ImageTask] = field(default_factory=list)
+
+
+def plan_results(
+    arguments: Iterable[str],
+    out: Path,
+    results: Sequence[str],
+    encoding: Encoding = DEFAULT_ENCODING,
+    *,
+    with_masks: bool = False,
+    overwrite: bool = False,
+    skip_existing: bool = False,
+) -> ApplyPlan:
+    """Find the images and choose their output files; raise UserError if one exists, unless a flag allows it."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file; choose a folder")
+    plan = ApplyPlan(**vars(find_images(arguments, out)))
+    plan.tasks, clashing = _name_results(plan.images, out, results, encoding, with_masks)
+    plan.skipped += clashing
+    inputs = {os.path.realpath(image.path) for image in plan.images}
+    for file in (file for task in plan.tasks for file in task.files):
+        if os.path.realpath(file) in inputs:
+            raise UserError(
+                f"--out {out}: {printable(file)} is an input and would be overwritten; choose a different folder"
+            )
+    existing = [file for task in plan.tasks for file in task.files if os.path.lexists(file)]
+    if skip_existing:
+        _skip_existing(plan, set(existing))
+    elif existing and not overwrite:
+        more = f" and {len(existing) - 1:,} more" if len(existing) > 1 else ""
+        verb, them = ("exist", "them") if more else ("exists", "it")
+        flags = f"use --overwrite to replace {them}, or --skip-existing to keep {them}"
+        raise UserError(f"--out {out}: {printable(existing[0])}{more} {verb}; {flags}")
+    return plan
+
+
+def _skip_existing(plan: ApplyPlan, existing: set[str]) -> None:
+    """Leave images with existing results out of the tasks; skip those that lack some results."""
+    tasks, plan.tasks, num_complete = plan.tasks, [], 0
+    for task in tasks:
+        present = [file for file in task.files if file in existing]
+        if not present:
+            plan.tasks.append(task)
+        elif len(present) < len(task.files):
+            what = f"{printable(present[0])} exists, but other results are missing"
+            plan.skipped.append(SkippedImage(task.path, f"{what}; use --overwrite to write them all"))
+        else:
+            num_complete += 1
+    if num_complete:
+        plan.notes.append(f"{count_images(num_complete)} skipped: results already exist")
+
+
+# Ways to name a result, shortest first: whether to keep the image's suffix, and whether to add its folder's name.
+NAMINGS = ((False, False), (True, False), (False, True), (True, True))
+
+
+def _name_results(
+    images: Sequence[FoundImage], out: Path, results: Sequence[str], encoding: Encoding, with_masks: bool
+) -> tuple[list[ImageTask], list[SkippedImage]]:
+    """Return the images with the shortest unique names for their output files, and those without a unique name."""
+
+    def name_files(image: FoundImage, keep_suffix: bool, in_folder: bool) -> ImageTask:
+        folder = out / image.folder / image.name.parent if in_folder else out / image.name.parent
+        suffix, stem = encoding.suffix(image.path), image.name.name if keep_suffix else image.name.stem
+        stem = stem.removesuffix(".ome") if suffix == ".ome.tif" and not keep_suffix else stem
+        targets = {result: str(folder / f"{stem}{f'-{result}' if result else ''}{suffix}") for result in results}
+        return ImageTask(str(image.path), targets, str(folder / f"{stem}-mask.png") if with_masks else "")
+
+    named: dict[FoundImage, ImageTask] = {}
+    unnamed = list(images)
+    for naming in NAMINGS:
+        proposed = {image: name_files(image, *naming) for image in unnamed}
+        counts = Counter(file for tasks in (proposed, named) for task in tasks.values() for file in task.files)
+        named |= {image: task for image, task in proposed.items() if all(counts[file] == 1 for file in task.files)}
+        unnamed = [image for image in unnamed if image not in named]
+    reason = "another image has the same output file; process the two images with different --out folders"
+    clashing = [SkippedImage(str(image.path), reason) for image in unnamed]
+    return [named[image] for image in images if image in named], clashing
 
 
 SEPARATORS = "-_. "

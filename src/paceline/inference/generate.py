@@ -19,11 +19,9 @@ from paceline.contracts.recipe import CLASS_DRAW, Batch, DataSpec, Recipe
 from paceline.core.errors import UserError
 from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.core.terminal import Counter
-from paceline.data.open_sources import open_sources
-from paceline.data.source import Source, has_one_size, sizes_of
-from paceline.data.stream import Drawer
-from paceline.data.transforms import Augment
-from paceline.evaluation.features.choice import choose_features
+from paceline.data.source import Source, has_one_size, open_sources, sizes_of
+from paceline.data.stream import Augment, Drawer
+from paceline.evaluation.features import choose_features
 from paceline.images.decode import BadImage, decode
 from paceline.images.deep import to_eight_bit_array
 from paceline.images.encode import Encoding, write_image
@@ -96,20 +94,17 @@ def with_nearest(
         found = to_eight_bit_array(source.read_many(numbers % len(source))["image"], source.spec.pixel_format)
         return np.where((numbers < len(source))[:, None, None, None], found, found[:, :, ::-1])
 
-    own = features(images)
-    distances = torch.full((len(images), count), float("inf"), dtype=torch.float64, device=device)
-    chosen = torch.zeros(len(images), count, dtype=torch.int64, device=device)
+    own, nearer = features(images), []
     num_variants = 2 if Augment.from_settings(settings, source.spec).flip else 1
     with torch.no_grad(), Counter("comparing with the training images", len(source)) as counter:
         for start in range(0, len(source), COMPARED_AT_ONCE):
-            end = min(start + COMPARED_AT_ONCE, len(source))
-            numbers = [np.arange(start, end) + variant * len(source) for variant in range(num_variants)]
-            found = torch.stack([torch.cdist(own, features(training_images(part))) for part in numbers])
-            nearer = found.min(dim=0)  # of an image and its mirror image
-            which = torch.from_numpy(np.stack(numbers)).to(device).gather(0, nearer.indices)
-            distances, best = torch.cat([distances, nearer.values], dim=1).topk(count, dim=1, largest=False)
-            chosen = torch.cat([chosen, which], dim=1).gather(1, best)
-            counter.update(end)
+            part = np.arange(start, min(start + COMPARED_AT_ONCE, len(source)))
+            variants = [features(training_images(part + number * len(source))) for number in range(num_variants)]
+            nearer.append(torch.stack([torch.cdist(own, variant) for variant in variants]).min(dim=0))
+            counter.update(int(part[-1]) + 1)
+    distances, variant = torch.cat([each.values for each in nearer], 1), torch.cat([each.indices for each in nearer], 1)
+    best = distances.topk(count, dim=1, largest=False).indices
+    chosen = best + variant.gather(1, best) * len(source)
     rows = [
         np.concatenate([image[None], training_images(near)])
         for image, near in zip(images, chosen.cpu().numpy(), strict=True)

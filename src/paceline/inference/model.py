@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -16,14 +19,14 @@ from torch import Tensor, nn
 from paceline.contracts.recipe import CLASS_DRAW, Batch, DataSpec, Recipe
 from paceline.core.errors import UserError, unknown
 from paceline.core.ordered_map import num_cores, ordered_map
-from paceline.data.feed import EVALUATION_BATCH, EVALUATION_PIXELS
+from paceline.data.loader import EVALUATION_BATCH, EVALUATION_PIXELS
 from paceline.data.source import selecting
-from paceline.data.stream import Drawer
-from paceline.data.transforms import transform
-from paceline.images.decode import BadImage, arrange_image, plain_image, to_pillow
-from paceline.images.deep import DeepImage
+from paceline.data.stream import Drawer, transform
+from paceline.images.decode import BadImage, arrange_image, plain_image, to_array, to_pillow
+from paceline.images.deep import DeepImage, image_size
 from paceline.images.readers import ImageReader, make_reader
 from paceline.inference.apply import Applier, ApplierSettings
+from paceline.inference.files import FoundImage, SkippedImage
 from paceline.inference.tiles import Composition
 from paceline.inference.trained import (
     StoredModel,
@@ -39,7 +42,6 @@ from paceline.training.compile import eager
 from paceline.training.previews import fixed_draws, make_images
 
 EVERY_CLASS = "all"  # one class per row
-MAX_LISTED = 20  # classes in an error message
 
 
 def truncate_draws(recipe: Recipe, draws: Batch, truncation: float, flag: str) -> Batch:
@@ -62,14 +64,13 @@ def choose_class(recipe: Recipe, draws: Batch, spec: DataSpec, label: str | int,
 
     If `columns` is 0, the images have no rows, and `all` is an unknown class.
     """
-    _check_conditional(recipe, label, flag)
-    rows = draws[CLASS_DRAW].clone()
-    if columns and is_every_class(label, spec.classes):
+    if columns and is_every_class(label, spec.classes) and CLASS_DRAW in recipe.draws:
         classes = trained_classes(spec)
-        for start in range(0, len(rows), columns):
-            rows[start : start + columns] = selecting(classes[start // columns % len(classes)], spec.num_classes)
     else:
-        rows[:] = selecting(class_index(recipe, spec, label, flag), spec.num_classes)
+        classes, columns = [class_index(recipe, spec, label, flag)], columns or 1
+    rows = draws[CLASS_DRAW].clone()
+    for start in range(0, len(rows), columns):
+        rows[start : start + columns] = selecting(classes[start // columns % len(classes)], spec.num_classes)
     return draws | {CLASS_DRAW: rows}
 
 
@@ -88,38 +89,23 @@ def class_index(recipe: Recipe, spec: DataSpec, label: str | int, flag: str) -> 
 
     If a class name is a number, only names are accepted, since an index could be mistaken for a name.
     """
-    _check_conditional(recipe, label, flag)
-    index = _find(label, spec.classes, flag)
-    if index in spec.empty_classes:
-        trained = _listed([spec.classes[one] for one in trained_classes(spec)])
-        raise UserError(f"{flag}{label}: the class has no training images; choose from: {trained}")
-    return index
-
-
-def _find(label: str | int, classes: tuple[str, ...], flag: str) -> int:
-    if str(label) in classes:
-        return classes.index(str(label))
-    # In names of folders copied from macOS, "ü" may be stored as two characters, but users type it as one.
-    composed = [unicodedata.normalize("NFC", name) for name in classes]
-    typed = unicodedata.normalize("NFC", str(label))
-    if typed in composed:
-        return composed.index(typed)
-    if any(name.isdecimal() for name in classes):
-        raise UserError(f"{flag}{label}: unknown class {str(label)!r}; choose from: {_listed(classes)}")
-    number = int(label) if str(label).isdecimal() else -1
-    if not 0 <= number < len(classes):
-        raise UserError(f"{flag}{label}: {unknown('class', str(label), classes)}")
-    return number
-
-
-def _check_conditional(recipe: Recipe, label: str | int, flag: str) -> None:
     if CLASS_DRAW not in recipe.draws:
         raise UserError(f"{flag}{label}: {type(recipe).__name__} is not class-conditional; leave it out")
-
-
-def _listed(classes: Sequence[str]) -> str:
-    more = len(classes) - MAX_LISTED
-    return ", ".join(classes[:MAX_LISTED]) + (f" and {more:,} more" if more > 0 else "")
+    text, classes = str(label), spec.classes
+    # In names of folders copied from macOS, "ü" may be stored as two characters, but users type it as one.
+    composed = [unicodedata.normalize("NFC", name) for name in classes]
+    typed = unicodedata.normalize("NFC", text)
+    if text in classes:
+        index = classes.index(text)
+    elif typed in composed:
+        index = composed.index(typed)
+    else:
+        index = int(text) if text.isdecimal() and not any(name.isdecimal() for name in classes) else len(classes)
+        if index >= len(classes):
+            raise UserError(f"{flag}{label}: {unknown('class', text, classes)}")
+    if index in spec.empty_classes:
+        raise UserError(f"{flag}{label}: the class has no training images; choose another one")
+    return index
 
 
 def parse_device(wanted: str | torch.device) -> torch.device:
@@ -133,12 +119,6 @@ def parse_device(wanted: str | torch.device) -> torch.device:
         pass
     accepted = "'cpu', 'cuda' or a GPU index such as 'cuda:1'"
     raise UserError(f"device={str(wanted)!r}: expected {accepted}; GPUs on this machine: {num_gpus}")
-
-
-def pixels_of(image: object) -> npt.NDArray[np.uint8]:
-    """Return an image as upright uint8 [h, w, 1 or 3]; raise UserError if it cannot be used."""
-    pixels = np.asarray(plain(image))
-    return pixels if pixels.ndim == 3 else pixels[..., np.newaxis]
 
 
 def plain(image: object) -> Image.Image:
@@ -357,11 +337,11 @@ class Model:
             raise UserError(f"{self._path}: takes {self._kind}, which Pillow cannot open; use `paceline apply`")
         if isinstance(image, Iterable) and not isinstance(image, Image.Image | str | bytes | np.ndarray | Tensor):
             return self._apply_each(image)
-        return as_images(self._composed(pixels_of(image)))
+        return as_images(self._composed(to_array(plain(image))))
 
     def _apply_each(self, images: Iterable[Image.Image]) -> Iterator[dict[str, Image.Image]]:
         before: Composition | None = None
-        for pixels in ordered_map(pixels_of, images, num_cores()):
+        for pixels in ordered_map(lambda image: to_array(plain(image)), images, num_cores()):
             made = self._composed(pixels)
             if before:
                 yield as_images(before)  # while a GPU computes the next results
@@ -430,3 +410,56 @@ class Model:
     def _applier_precision(self) -> AbstractContextManager[None]:
         """Return a context that restores the global precision settings, which the applier changes."""
         return choose_precision("fp32", self.device).applied(deterministic=True)
+
+
+IMAGES_AT_ONCE = 32
+MAX_BYTES, BYTES_PER_PX = 500_000_000, 4  # of images that are decoded in advance
+
+
+@contextmanager
+def prediction_file(path: Path, top: int) -> Iterator[Callable[[str, Sequence[tuple[str, float]]], None]]:
+    """Open a CSV file, and yield a function that adds an image with its likeliest classes.
+
+    Bytes of a file name that are not UTF-8 stay bytes.
+    """
+    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        table = csv.writer(file)
+        table.writerow(["file", *(f"{what}_{n}" for n in range(1, top + 1) for what in ("class", "probability"))])
+        yield lambda image, classes: table.writerow([image, *chain.from_iterable(classes)])
+
+
+def classify_files(
+    model: Model, images: Sequence[FoundImage], top: int, skipped: list[SkippedImage]
+) -> Iterator[tuple[str, list[tuple[str, float]]]]:
+    """Yield each image's path and its most likely classes; add files that cannot be read to `skipped`."""
+
+    def decode(image: FoundImage) -> Any:
+        try:
+            return model.reader.decode(image.path)
+        except BadImage as problem:
+            return SkippedImage(str(image.path), str(problem))
+
+    def count_bytes(image: FoundImage) -> int:
+        try:
+            height, width = image_size(image.path)
+        except BadImage:
+            return 0
+        return height * width * BYTES_PER_PX
+
+    def usable(start: int, paths: list[str]) -> Iterator[Any]:
+        """Yield decoded images one at a time, since large ones need a lot of memory."""
+        for found, image in zip(images[start : start + IMAGES_AT_ONCE], decoded, strict=False):
+            if isinstance(image, SkippedImage):
+                skipped.append(image)
+            else:
+                paths.append(str(found.path))
+                yield image
+
+    decoded = ordered_map(decode, images, num_cores(), num_bytes=count_bytes, max_bytes=MAX_BYTES)
+    for start in range(0, len(images), IMAGES_AT_ONCE):
+        paths: list[str] = []
+        probabilities = model.predict(usable(start, paths))
+        # Among equally likely classes, the one with the lower index comes first, as in evaluation.
+        ranked = probabilities.sort(dim=1, descending=True, stable=True)
+        for path, values, classes in zip(paths, ranked.values.tolist(), ranked.indices.tolist(), strict=True):
+            yield path, [(model.classes[number], value) for number, value in zip(classes[:top], values, strict=False)]

@@ -6,8 +6,6 @@ import copy
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -62,17 +60,6 @@ def spread(axis: Axis, factor: int | Fraction, reach: int) -> Axis:
     return axis.seen_through(1 / factor, -(factor - 1) / factor - reach, Fraction(reach))
 
 
-def adaptive(axes: Axes, before: Sequence[int], after: Sequence[int]) -> Axes:
-    """Return the index mapping of adaptive pooling to a size.
-
-    If the size divides that of the input, the pooled windows are assumed to have the same size in images of any size.
-    """
-    if min(after) == 1 or before[0] % after[0] or before[1] % after[1]:
-        return axes
-    kernel = (before[0] // after[0], before[1] // after[1])
-    return both(axes, window, kernel, kernel, (0, 0), (1, 1))
-
-
 TRACED_SIDE_PX = 512  # side of the traced image; divisible by common downsampling factors
 WHOLE_IMAGE_SIDE_PX = 64  # smaller feature maps may be windows: even 1/8 of the traced image is not smaller
 
@@ -86,8 +73,6 @@ POINTWISE = frozenset(
         *("stack", "sub", "tanh", "to", "unbind", "unsqueeze", "where", "zeros_like", "_prelu_kernel", "_to_copy"),
     )
 )
-
-_counts = ContextVar("_counts", default=True)  # whether operations count towards the memory that a tile needs
 
 
 @dataclass(frozen=True)
@@ -158,16 +143,6 @@ def _follow(
         return follower, image_to_image(images)
 
 
-@contextmanager
-def uncounted() -> Iterator[None]:
-    """Leave operations out of the memory estimate, because their memory does not grow with the size of the image."""
-    token = _counts.set(False)
-    try:
-        yield
-    finally:
-        _counts.reset(token)
-
-
 class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Tracks which input pixels the elements of each tensor are computed from."""
 
@@ -189,7 +164,9 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         inputs = list(_tensors(args))
-        self.used |= {id(tensor) for tensor in inputs if isinstance(tensor, nn.Parameter) or not _is_fake(tensor)}
+        self.used |= {
+            id(tensor) for tensor in inputs if isinstance(tensor, nn.Parameter) or type(tensor).__name__ != "FakeTensor"
+        }
         known = [axes for axes in map(self.axes_of, inputs) if axes is not None]
         if known:
             axes = self._rule(func.overloadpacket.__name__, func, args, _joined(known))
@@ -200,10 +177,9 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         return result
 
     def _remember(self, tensor: Tensor, axes: Axes, *, is_new: bool = True) -> None:
-        counts = _counts.get()
-        self.most_elements = max(self.most_elements, tensor.numel() * counts)
+        self.most_elements = max(self.most_elements, tensor.numel())
         if id(tensor) not in self._axes:
-            size = tensor.numel() * tensor.element_size() if is_new and counts else 0
+            size = tensor.numel() * tensor.element_size() if is_new else 0
             self._bytes += size
             self.most_bytes = max(self.most_bytes, self._bytes)
             weakref.finalize(tensor, self._forget, id(tensor), size)
@@ -265,9 +241,6 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
                 is_image = args[0].dim() == 4 and min(args[0].shape[-2:]) >= WHOLE_IMAGE_SIDE_PX
                 self._obstruct("the network pools over the whole image", reads_all=is_image)
             return axes
-        if "adaptive" in name:
-            self._obstruct(f"the network reads the whole image ({name})", reads_all=True)
-            return adaptive(axes, args[0].shape[-2:], args[1])
         if "pool" in name or ("norm" in name and name != "native_layer_norm"):
             self._obstruct(f"the network reads the whole image ({name})", reads_all=True)
         else:
@@ -304,10 +277,6 @@ def _joined(known: Sequence[Axes]) -> Axes:
         for axes in zip(*known, strict=True)
     )
     return rows, columns
-
-
-def _is_fake(tensor: Tensor) -> bool:
-    return type(tensor).__name__ == "FakeTensor"
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

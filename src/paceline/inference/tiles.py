@@ -1,31 +1,211 @@
-"""Whole results from tiles: halos make them match the result of the whole image; where not, the error is measured."""
+"""Runs networks on tiles, and composes whole results, which halos make equal to the result for the whole image."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import queue
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from paceline.core.errors import CPU_ALLOCATOR, UserError
-from paceline.data.whole_source import free_bytes
+from paceline.contracts.data_spec import LUMA, PixelFormat
+from paceline.contracts.recipe import Batch
+from paceline.core.errors import CPU_ALLOCATOR, UserError, describe_error
+from paceline.core.ordered_map import ordered_map
+from paceline.data.loader import free_bytes
+from paceline.data.stream import TORCH_TYPES, stored, to_pixels, to_unit_range
+from paceline.images.decode import BadImage
 from paceline.images.rectangles import Box, Span, Tile, fixed_halo, split_side
 from paceline.inference.receptive_field import ReceptiveField
-from paceline.inference.runner import (
-    LEVELS,
-    Landing,
-    Pixels,
-    RunnerPool,
-    from_pixels,
-    in_levels,
-    pixel_format,
-    tensor_of,
-    transform,
-)
+from paceline.inference.trained import TrainedModel
+from paceline.parallel.graphed_function import LARGEST_PX, GraphedFunction
+from paceline.parallel.precision import choose_precision
+from paceline.parallel.torch_internals import undo_compile
+from paceline.training.compile import compile_networks
+
+Pixels = npt.NDArray[Any]  # [h, w, c]; uint8, uint16 or float32
+
+
+def pixel_format(image_model: TrainedModel, pixels: Tensor) -> PixelFormat:
+    """Return the format of pixels: with the range that the networks were trained on, if one was declared."""
+    return PixelFormat.of(str(pixels.dtype).removeprefix("torch."), image_model.spec.value_range)
+
+
+def from_pixels(tiles: Tensor, pixels: PixelFormat) -> Tensor:
+    """Convert [n, h, w, c] pixels to [n, c, h, w] values in [-1, 1], exactly as for training."""
+    images = to_unit_range(stored(tiles).permute(0, 3, 1, 2), pixels, torch.float32)
+    # The strides of a single image would otherwise select other kernels, which round differently.
+    return images[0][None] if len(images) == 1 else images
+
+
+TILES = "tiles"  # the input of a forward pass
+FINITE = ""  # whether all results are finite; no result has this name
+
+
+@torch.no_grad()
+def transform(image_model: TrainedModel, images: Tensor) -> Batch:
+    """Return the networks' results [n, h, w, c] for [n, c, h, w] images, in [-1, 1], and whether they are finite.
+
+    The images and the networks may have different numbers of channels. Results of the same kind as the input then keep
+    the images' channels: grey images are repeated in three channels, whose results are averaged, and networks for grey
+    images process each colour separately. Results in other modalities have the networks' channels, and networks for
+    grey images process the luma of colour images.
+    """
+    (count, own), expected = images.shape[:2], image_model.spec.channels
+    same_kind = not image_model.spec.panels
+    if own < expected:
+        images = images.expand(-1, expected, -1, -1)
+    elif own > expected:
+        luma = images.new_tensor(LUMA).view(1, 3, 1, 1)
+        images = images.flatten(0, 1).unsqueeze(1) if same_kind else (images * luma).sum(1, keepdim=True)
+    found, finite = {}, []
+    for name, made in image_model.recipe.image_to_image(images).items():
+        finite.append(made.isfinite().all())
+        made = made.view(count, own, *made.shape[2:]) if len(made) > count else made
+        made = made.mean(1, keepdim=True) if own < made.shape[1] and same_kind else made
+        found[name] = made.permute(0, 2, 3, 1).float().clamp(-1, 1)
+    return found | {FINITE: torch.stack(finite).all()}  # a tensor, so that reading it can wait
+
+
+WHOLE = (slice(None), slice(None))
+
+Inner = tuple[slice, slice]  # rows and columns of a tile's result
+
+
+@dataclass(frozen=True, eq=False)
+class Landing:
+    """Results that are being copied from the device to the host."""
+
+    results: dict[str, Tensor]  # [n, h, w, c] levels by name
+    finite: Tensor
+    precision: str
+    arrived: torch.cuda.Event | None = None  # None if the results are already there
+
+    def arrays(self) -> dict[str, Pixels]:
+        """Wait for the results and return them; raise BadImage if they are not finite."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        if not self.finite:
+            hint = "use --precision fp32" if self.precision != "fp32" else "the weights may be damaged"
+            raise BadImage(f"the networks' output is not finite; {hint}")
+        return {name: result.numpy() for name, result in self.results.items()}
+
+
+class TileRunner:
+    """An image model on one device."""
+
+    def __init__(
+        self, image_model: TrainedModel, device: torch.device, precision: str = "fp32", *, compiled: bool = False
+    ) -> None:
+        self.image_model, self.device, self.precision = image_model, device, choose_precision(precision, device)
+        self._compile_note = ""
+        # In full precision, tiles must match the whole image and runs must match each other.
+        self.precision.apply(deterministic=precision == "fp32", autotune=False)
+        image_model.recipe.to(device)
+        if device.type == "cuda" and precision != "fp32":
+            image_model.recipe.to(memory_format=torch.channels_last)
+        self._untested = compile_networks(image_model.recipe) if compiled else []
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._graphs = GraphedFunction(self._forward, device) if device.type == "cuda" else None
+
+    def run(self, tiles: Sequence[Pixels], inner: Inner = WHOLE) -> Landing:
+        """Start computing the results for tiles of one shape, and return without waiting for a GPU.
+
+        Only the rows and columns `inner` of the results are copied to the host.
+        """
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            inputs = {TILES: self._batch(tiles)}
+            if self._untested:
+                self._try_compiled(inputs)
+            if self._graphs is None:
+                return self._land(self._forward(inputs), inner)
+            is_small = inputs[TILES].shape[:3].numel() <= LARGEST_PX
+            return self._land(self._graphs(inputs, capture=is_small), inner)
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks about failed compilation and failed captures, to be printed."""
+        return [note for note in (self._compile_note, self._graphs.note if self._graphs else "") if note]
+
+    def _batch(self, tiles: Sequence[Pixels]) -> Tensor:
+        if self._copies is None:
+            return torch.from_numpy(np.stack(tiles))
+        height, width, channels = tiles[0].shape
+        kind = TORCH_TYPES[tiles[0].dtype.name]
+        pinned = torch.empty((len(tiles), height, width, channels), dtype=kind, pin_memory=True)
+        np.stack(tiles, out=pinned.numpy())
+        return pinned.to(self.device, non_blocking=True)
+
+    def _forward(self, inputs: Batch) -> Batch:
+        """Return pixels instead of values in [-1, 1], and whether they are finite."""
+        pixels = pixel_format(self.image_model, inputs[TILES])
+        images = from_pixels(inputs[TILES], pixels)
+        if self.device.type == "cuda" and self.precision.name == "fp32":
+            images = images.contiguous()  # without tensor cores, channels_last is slower
+        with self.precision.autocast():
+            results = transform(self.image_model, images)
+        return {name: to_pixels(made, pixels) if name else made for name, made in results.items()}
+
+    def _land(self, results: Batch, inner: Inner) -> Landing:
+        rows, columns = inner
+        finite = results.pop(FINITE)
+        levels = {name: made[:, rows, columns].contiguous() for name, made in results.items()}
+        if self._copies is None:
+            return Landing(levels, finite, self.precision.name)
+        self._copies.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._copies):
+            host = {name: _to_pinned(made) for name, made in levels.items()}
+            host_finite, arrived = _to_pinned(finite), torch.cuda.Event()
+            arrived.record()
+        for tensor in (*levels.values(), finite):
+            tensor.record_stream(self._copies)
+        return Landing(host, host_finite, self.precision.name, arrived)
+
+    def _try_compiled(self, inputs: Batch) -> None:
+        """Compile the networks with the first batch. If this fails, they stay eager."""
+        networks, self._untested = self._untested, []
+        try:
+            self._forward(inputs)
+        except Exception as error:  # a compiler may raise any exception
+            for network in networks:
+                undo_compile(network)
+            self._compile_note = f"--compile: off, because it failed ({describe_error(error)})"
+
+
+class RunnerPool:
+    """Distributes batches of tiles among runners; each runner works on one batch at a time."""
+
+    def __init__(self, runners: Sequence[TileRunner]) -> None:
+        self.runners = runners
+        self._idle: queue.SimpleQueue[TileRunner] = queue.SimpleQueue()
+        for runner in runners:
+            self._idle.put(runner)
+
+    def run(self, tiles: Sequence[Pixels], inner: Inner = WHOLE) -> Landing:
+        """Run a batch on the next idle runner."""
+        runner = self._idle.get()
+        try:
+            return runner.run(tiles, inner)
+        finally:
+            self._idle.put(runner)
+
+    def run_all(self, batches: Iterable[Sequence[Pixels]]) -> Iterator[Landing]:
+        """Yield the results of batches in order, using all runners."""
+        if len(self.runners) == 1:
+            return map(self.run, batches)
+        return ordered_map(self.run, batches, len(self.runners))
+
+
+def _to_pinned(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
 
 SHARE_OF_FREE = 0.5  # fraction of the free memory to use; other processes need some, too
 HOST_BYTES = 2.2e9  # memory budget for the result and one tile together, when computing on the host
@@ -204,7 +384,6 @@ class Composer:
         self.pool, self.tile_px, self.share = pool, tile_px, share
         self.image_model, self.device = pool.runners[0].image_model, pool.runners[0].device
         self.field = field
-        self._measured_error = ""
 
     @property
     def batches_images(self) -> bool:
@@ -228,19 +407,19 @@ class Composer:
         scale, tiles = self.image_model.output_scale, plan_tiles(tiling, (height, width))
         made = [Composition((height * scale, width * scale), tiling, len(tiles)) for _ in images]
         batches = list(self._batches(tiles, len(images)))
-        pixels = ([images[number][tile.source] for number, tile in batch] for batch in batches)
+        pixels = ([images[number][tile.area.slices] for number, tile in batch] for batch in batches)
         for batch, landing in zip(batches, self.pool.run_all(pixels), strict=True):
             for index, (number, tile) in enumerate(batch):
                 made[number].add(landing, index, tile, scale)
-            advance(sum(tile.num_pixels for _, tile in batch))
+            advance(sum(tile.own.num_pixels for _, tile in batch))
         return made
 
     def _batches(self, tiles: Sequence[Tile], num_images: int) -> Iterator[list[tuple[int, Tile]]]:
         """Yield the tiles of all images, each with its image's number, in batches of one shape."""
-        parts = sorted(((n, tile) for n in range(num_images) for tile in tiles), key=lambda part: part[1].shape)
-        if not self.batches_images:
-            parts = [(n, tile) for n in range(num_images) for tile in tiles]
-        for shape, some in groupby(parts, key=lambda part: part[1].shape):
+        parts = [(n, tile) for n in range(num_images) for tile in tiles]
+        if self.batches_images:
+            parts.sort(key=lambda part: part[1].area[2:])
+        for shape, some in groupby(parts, key=lambda part: part[1].area[2:]):
             group, count = list(some), self._tiles_at_once(*shape)
             for start in range(0, len(group), count):
                 yield group[start : start + count]
@@ -258,8 +437,6 @@ class Composer:
             return tiles_of_training_size(window_px, (height, width))
         at_once = 3 if pixels.shape[-1] > self.image_model.spec.channels else 1  # a grey network gets RGB as 3 images
         tiling = self.choose_tiling(height, width, at_once, result_bytes)
-        if tiling.side_px < max(height, width) and self.field.obstacles:
-            tiling = replace(tiling, note=f"{tiling.note}; {self.tile_error(pixels, tiling)}")
         return replace(tiling, uniform=self.batches_images, multiple_px=self.field.multiple_px)
 
     def choose_tiling(self, height: int, width: int, at_once: int, result_bytes: int) -> Tiling:
@@ -277,42 +454,6 @@ class Composer:
                 return tiling
             self.field = self.image_model.tiled_field
 
-    def tile_error(self, pixels: Pixels, tiling: Tiling) -> str:
-        """Return how much tiles change the result, measured on the first image that needs them."""
-        try:
-            self._measured_error = self._measured_error or self._measure_error(pixels, tiling)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            return "the effect of the tiles could not be measured, because memory ran out"
-        return self._measured_error
-
-    def _measure_error(self, pixels: Pixels, tiling: Tiling) -> str:
-        """Return a phrase with the largest and the mean change at the image's centre, in 8-bit levels.
-
-        A tile is compared with the same pixels computed from an area that extends half a tile further on each side. If
-        that area does not fit in memory, a tile half as large is compared with a full tile, which overestimates the
-        change.
-        """
-        size, side, multiple = (pixels.shape[0], pixels.shape[1]), tiling.side_px, self.field.multiple_px
-        tile, what = _central(size, side, multiple), "tiles change"
-        larger = tile.grown(tiling.halo_px + max(side // 2, multiple), size)
-        if needed_bytes(self.field, larger.num_pixels) > usable_bytes(self.device):
-            larger = tile.grown(tiling.halo_px, size)
-            side = max(multiple, side // 2 // multiple * multiple)
-            tile, what = _central(size, side, multiple), "tiles half as large change"
-        near, far = (self._result(pixels, area, tile) for area in (tile.grown(tiling.halo_px, size), larger))
-        change = (near - far).abs() * LEVELS
-        largest, mean = in_levels(float(change.max())), in_levels(float(change.mean()))
-        return f"{what} the centre by at most {largest} of 255 levels (mean {mean})"
-
-    def _result(self, pixels: Pixels, context: Box, tile: Box) -> Tensor:
-        """Return the results for a tile, computed from a larger area."""
-        rows, columns = tile.moved_from(context).scaled(self.image_model.output_scale).slices
-        seen = tensor_of(pixels[context.slices]).to(self.device)
-        values = transform(self.image_model, from_pixels(seen, pixel_format(self.image_model, seen)))
-        return torch.stack([made[0, rows, columns] for made in values.by_name.values()])
-
     def _smaller(self, tiling: Tiling, height: int, width: int) -> Tiling:
         """Return tiles half as large; raise UserError if they cannot be smaller."""
         self.field = self.image_model.tiled_field
@@ -323,12 +464,6 @@ class Composer:
             raise UserError(f"{self.device}: not enough memory for the smallest tile{hint}")
         note = tiling_warning(self.field) or tiling.note
         return Tiling(side, self.field.tiled_halo_px, note, multiple_px=multiple, uniform=tiling.uniform)
-
-
-def _central(size: tuple[int, int], side: int, multiple: int) -> Box:
-    """Return a tile near the centre of the image, aligned to a multiple."""
-    top, left = (max(0, (length - side) // 2 // multiple * multiple) for length in size)
-    return Box(top, left, side, side).grown(0, size)
 
 
 def is_out_of_memory(error: Exception) -> bool:

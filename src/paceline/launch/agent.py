@@ -47,31 +47,27 @@ def examine_hang(mailbox: Mailbox, reason: str) -> None:
 
     Afterwards, the workers are stopped or about to stop, and must be killed.
     """
-    witnesses = _witnesses(mailbox)
-    found = diagnose(list(witnesses.values()))
-    what = found.message if found else "the workers' records do not show which rank is missing"
-    logs = _logs_folder(mailbox)
-    mailbox.keep_diagnosis(f"{what}; {reason}" + (f"; stacks: {_shown(logs)}/rank-*.txt" if logs else ""))
-    _write_operations(logs, witnesses, reason, found)
-    stopped = [process for process, one in witnesses.items() if one.condition == STOPPED]
-    running = [process for process in witnesses if process not in stopped]
-    _request_stacks(witnesses, running)
+    workers = _Workers(mailbox)
+    diagnosis = diagnose(list(workers.witnesses.values()))
+    what = diagnosis.message if diagnosis else "the workers' records do not show which rank is missing"
+    mailbox.keep_diagnosis(f"{what}; {reason}{workers.where_stacks_are}")
+    workers.write_operations(reason, diagnosis)
+    workers.write_stacks(workers.running)
     # A stopped rank writes its stacks only when it continues. Then no other rank must be able to go on with the run.
-    _signal(running, signal.SIGSTOP)
-    _request_stacks(witnesses, stopped)
-    _publish_early_stacks(mailbox, logs, found.ranks if found else [one.rank for one in witnesses.values()])
+    _signal(workers.running, signal.SIGSTOP)
+    workers.write_stacks(set(workers.witnesses).difference(workers.running))
+    workers.publish_early_stacks(diagnosis.ranks if diagnosis else [one.rank for one in workers.witnesses.values()])
 
 
 def examine_failure(mailbox: Mailbox) -> str:
     """Do the same after a worker has failed; return "" unless the ranks ran different collective operations."""
-    witnesses = _witnesses(mailbox)
-    found = deviation(list(witnesses.values()))
-    if found is None:
+    workers = _Workers(mailbox)
+    diagnosis = deviation(list(workers.witnesses.values()))
+    if diagnosis is None:
         return ""
-    logs = _logs_folder(mailbox)
-    _write_operations(logs, witnesses, "a worker failed", found)
-    _request_stacks(witnesses, [process for process, one in witnesses.items() if one.condition != STOPPED])
-    return found.message + (f"; stacks: {_shown(logs)}/rank-*.txt" if logs else "")
+    workers.write_operations("a worker failed", diagnosis)
+    workers.write_stacks(workers.running)
+    return diagnosis.message + workers.where_stacks_are
 
 
 def examine_exits(mailbox: Mailbox) -> str:
@@ -85,14 +81,75 @@ def examine_exits(mailbox: Mailbox) -> str:
     return ""
 
 
-def _witnesses(mailbox: Mailbox) -> dict[int, Witness]:
-    """Return what is known about the workers on this host, by process and in the order of their ranks."""
-    found = {}
-    for process, is_alive in mailbox.processes().items():
-        record = Record.read(mailbox.record_file(process))
-        if record is not None and record.rank >= 0:
-            found[process] = Witness(record, _condition(process) if is_alive else "")
-    return dict(sorted(found.items(), key=lambda item: item[1].rank))
+def log_of_rank(mailbox: Mailbox, rank: int) -> str:
+    """Return the path of a worker's log, to be shown to the user; empty if the worker has not opened its log."""
+    logs = next((record.logs for record in mailbox.records().values() if record.rank == rank), "")
+    log = Path(logs) / f"rank-{rank}.txt"
+    return _shown(log) if logs and log.parent != mailbox.folder and log.exists() else ""
+
+
+def _shown(path: Path) -> str:
+    """Return a path as the user would write it: relative if it is below the current folder."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+class _Workers:
+    """What is known about the workers on this host: their records, by process and in the order of their ranks."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self.folder, records, alive = mailbox.folder, mailbox.records(), mailbox.processes()
+        self.witnesses = {
+            process: Witness(record, _condition(process) if alive[process] else "")
+            for process, record in records.items()
+            if process in alive and record.rank >= 0
+        }
+        self.running = [process for process, one in self.witnesses.items() if one.condition != STOPPED]
+        folders = (Path(record.logs) for record in records.values() if record.logs)
+        self.logs = next((logs for logs in folders if logs != mailbox.folder), None)  # of the run; None if not yet open
+        self.where_stacks_are = f"; stacks: {_shown(self.logs)}/rank-*.txt" if self.logs else ""
+
+    def write_stacks(self, processes: Iterable[int]) -> None:
+        """Make workers append their stacks to their logs, and continue if they are stopped; wait until they have."""
+        asked = {
+            process: Path(record.logs) / f"rank-{record.rank}.txt"
+            for process in processes
+            if (record := self.witnesses[process].record).dumps_stacks and is_child(process, os.getpid())
+        }
+
+        def sizes() -> dict[int, int]:
+            return {process: log.stat().st_size if log.exists() else 0 for process, log in asked.items()}
+
+        before = seen = sizes()
+        _signal(asked, STACK_SIGNAL)
+        _signal(asked, signal.SIGCONT)
+        changed_at, until = time.monotonic(), time.monotonic() + STACK_SECONDS
+        while asked and (now := time.monotonic()) < until:
+            time.sleep(QUIET_SECONDS / 10)
+            if (found := sizes()) != seen:
+                seen, changed_at = found, now
+            elif now - changed_at > QUIET_SECONDS and all(seen[process] > before[process] for process in asked):
+                return
+
+    def publish_early_stacks(self, ranks: Iterable[int]) -> None:
+        """Move the stacks of workers without a log to logs/, or print those of the given ranks if there is no logs/."""
+        for rank in ranks:
+            with suppress(OSError):
+                text = (self.folder / f"rank-{rank}.txt").read_text(errors="replace").strip()
+                if text and self.logs:
+                    with (self.logs / f"rank-{rank}.txt").open("a") as log:
+                        log.write(f"{text}\n")
+                elif text:
+                    print(f"the stacks of rank {rank}:\n{printable_lines(text)}", file=sys.stderr)
+
+    def write_operations(self, reason: str, diagnosis: Diagnosis | None) -> None:
+        """Write the workers' last operations to logs/hang.txt."""
+        lines = [time.strftime("%Y-%m-%d %H:%M:%S"), reason, *([diagnosis.message] if diagnosis else [])]
+        for one in self.witnesses.values():
+            lines += ["", f"rank {one.rank} {one.condition or 'is running'}; its last collective operations:"]
+            lines += [f"  {operation}" for operation in one.record.operations[-NUM_SHOWN:]]
+        if self.logs:
+            with suppress(OSError):  # the disk may be the reason for the hang
+                write_file(self.logs / HANG_FILE, "\n".join(lines) + "\n")
 
 
 def _condition(process: int) -> str:
@@ -104,82 +161,11 @@ def _condition(process: int) -> str:
     return _CONDITIONS.get(state, "")
 
 
-def log_of_rank(mailbox: Mailbox, rank: int) -> str:
-    """Return the path of a worker's log, to be shown to the user; empty if the worker has not opened its log."""
-    logs = next((record.logs for record in mailbox.records().values() if record.rank == rank), "")
-    log = Path(logs) / f"rank-{rank}.txt"
-    return _shown(log) if logs and log.parent != mailbox.folder and log.exists() else ""
-
-
-def _logs_folder(mailbox: Mailbox) -> Path | None:
-    """Return the path of the run's logs/; None if no worker on this host has opened its log."""
-    found = (Path(record.logs) for record in mailbox.records().values() if record.logs)
-    return next((logs for logs in found if logs != mailbox.folder), None)
-
-
-def _shown(path: Path) -> str:
-    """Return a path as the user would write it: relative if it is below the current folder."""
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-
-
-def _publish_early_stacks(mailbox: Mailbox, logs: Path | None, ranks: Iterable[int]) -> None:
-    """Move the stacks of workers without a log to logs/, or print those of the given ranks if there is no logs/."""
-    for rank in ranks:
-        with suppress(OSError):
-            text = (mailbox.folder / f"rank-{rank}.txt").read_text(errors="replace").strip()
-            if text and logs:
-                with (logs / f"rank-{rank}.txt").open("a") as log:
-                    log.write(f"{text}\n")
-            elif text:
-                print(f"the stacks of rank {rank}:\n{printable_lines(text)}", file=sys.stderr)
-
-
-def _request_stacks(witnesses: Mapping[int, Witness], processes: Iterable[int]) -> None:
-    """Make workers append their stacks to their logs, and continue if they are stopped; wait until they have."""
-    able = [process for process in processes if witnesses[process].record.dumps_stacks]
-    asked = {process: _log_of(witnesses[process]) for process in able if is_child(process, os.getpid())}
-    before = {process: _size(log) for process, log in asked.items()}
-    _signal(asked, STACK_SIGNAL)
-    _signal(asked, signal.SIGCONT)
-    sizes, changed_at, until = before, time.monotonic(), time.monotonic() + STACK_SECONDS
-    while asked and (now := time.monotonic()) < until:
-        time.sleep(QUIET_SECONDS / 10)
-        if (found := {process: _size(log) for process, log in asked.items()}) != sizes:
-            sizes, changed_at = found, now
-        elif now - changed_at > QUIET_SECONDS and all(sizes[process] > before[process] for process in asked):
-            return
-
-
-def _log_of(witness: Witness) -> Path:
-    return Path(witness.record.logs) / f"rank-{witness.rank}.txt"
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError:
-        return 0
-
-
 def _signal(processes: Iterable[int], number: int) -> None:
     for process in processes:
         if is_child(process, os.getpid()):
             with suppress(ProcessLookupError):
                 os.kill(process, number)
-
-
-def _write_operations(
-    logs: Path | None, witnesses: Mapping[int, Witness], reason: str, found: Diagnosis | None
-) -> None:
-    """Write the workers' last operations to logs/hang.txt."""
-    if logs is None:
-        return
-    lines = [time.strftime("%Y-%m-%d %H:%M:%S"), reason, *([found.message] if found else [])]
-    for one in witnesses.values():
-        lines += ["", f"rank {one.rank} {one.condition or 'is running'}; its last collective operations:"]
-        lines += [f"  {operation}" for operation in one.record.operations[-NUM_SHOWN:]]
-    with suppress(OSError):  # the disk may be the reason for the hang
-        write_file(logs / HANG_FILE, "\n".join(lines) + "\n")
 
 
 EXIT_BARRIER_SECONDS = 60  # how long to wait for the other hosts after this host has finished
@@ -285,9 +271,7 @@ class Watchdog(threading.Thread):
     suspended is not counted, since its workers could not make progress then either.
     """
 
-    def __init__(
-        self, mailbox: Mailbox, restarts_left: Callable[[], int], *, timeout: float, join_timeout: float
-    ) -> None:
+    def __init__(self, mailbox: Mailbox, restarts_left: Callable[[], int], timeout: float, join_timeout: float) -> None:
         super().__init__(daemon=True)
         self.mailbox, self.timeout = mailbox, timeout
         self.longest_idle = join_timeout + SLACK_SECONDS

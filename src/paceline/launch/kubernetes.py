@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 
 import yaml
 
@@ -78,69 +79,46 @@ def train_job(command: TrainCommand, options: KubernetesOptions) -> list[JsonObj
     """Return the Kubeflow objects: a runtime with the volumes, and the job that uses it."""
     options.check()
     work = _work(command, options, f"{options.name}-node-0-0.{options.name}")
-    trainer: JsonObject = {"numNodes": command.nodes, "image": options.image, "command": work["command"]}
-    trainer |= {"resourcesPerNode": work["resources"]}
-    if "env" in work:
-        trainer["env"] = work["env"]
-    node: JsonObject = {
-        "name": "node",
-        "template": {
-            "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
-            "spec": {
-                "backoffLimit": FAILURES_PER_HOST * command.nodes,
-                "template": {"spec": _pod(options, _container(options))},
-            },
-        },
+    trainer = {"numNodes": command.nodes, "image": options.image, "command": work["command"]}
+    trainer |= {"resourcesPerNode": work["resources"], **({"env": work["env"]} if "env" in work else {})}
+    pods = {
+        "backoffLimit": FAILURES_PER_HOST * command.nodes,
+        "template": {"spec": _pod(options, _container(options))},
     }
-    runtime: JsonObject = {
-        "apiVersion": TRAINER,
-        "kind": "TrainingRuntime",
-        "metadata": _metadata(options),
-        "spec": {
-            "mlPolicy": {"numNodes": command.nodes, "torch": {}},
-            "template": {"spec": {"replicatedJobs": [node]}},
-        },
-    }
-    job: JsonObject = {
-        "apiVersion": TRAINER,
-        "kind": "TrainJob",
-        "metadata": _metadata(options),
-        "spec": {
-            "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": options.name},
-            "trainer": trainer,
-        },
-    }
-    return [runtime, job]
+    labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    node = {"name": "node", "template": {"metadata": {"labels": labels}, "spec": pods}}
+    policy = {"numNodes": command.nodes, "torch": {}}
+    reference = {"apiGroup": TRAINER.partition("/")[0], "kind": "TrainingRuntime", "name": options.name}
+    return [
+        _object(options, TRAINER, "TrainingRuntime", mlPolicy=policy, template={"spec": {"replicatedJobs": [node]}}),
+        _object(options, TRAINER, "TrainJob", runtimeRef=reference, trainer=trainer),
+    ]
 
 
 def plain_job(command: TrainCommand, options: KubernetesOptions) -> list[JsonObject]:
     """Return an Indexed Job, and the headless Service that lets its pods find the first pod."""
     options.check()
     work = _work(command, options, f"{options.name}-0.{options.name}")
-    pod = _pod(options, _container(options) | work) | {"subdomain": options.name}
-    service: JsonObject = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(options),
-        "spec": {
-            "clusterIP": "None",
-            "selector": {"job-name": options.name},
-            "publishNotReadyAddresses": True,  # pods must find each other before any of them is ready
-            "ports": [{"name": PORT_NAME, "port": PORT}],
-        },
-    }
-    job: JsonObject = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": _metadata(options),
-        "spec": {
-            "completionMode": "Indexed",
-            "completions": command.nodes,
-            "parallelism": command.nodes,
-            "backoffLimit": FAILURES_PER_HOST * command.nodes,
-            "template": {"metadata": {"labels": {"job-name": options.name}}, "spec": pod},
-        },
-    }
+    pod, labels = _pod(options, _container(options) | work), {"job-name": options.name}
+    service = _object(
+        options,
+        "v1",
+        "Service",
+        clusterIP="None",
+        selector=labels,
+        publishNotReadyAddresses=True,  # pods must find each other before any of them is ready
+        ports=[{"name": PORT_NAME, "port": PORT}],
+    )
+    job = _object(
+        options,
+        "batch/v1",
+        "Job",
+        completionMode="Indexed",
+        completions=command.nodes,
+        parallelism=command.nodes,
+        backoffLimit=FAILURES_PER_HOST * command.nodes,
+        template={"metadata": {"labels": labels}, "spec": {**pod, "subdomain": options.name}},
+    )
     return [service, job]
 
 
@@ -150,9 +128,10 @@ def to_yaml(objects: list[JsonObject], note: str) -> str:
     return f"# {note}\n" + "---\n".join(documents)
 
 
-def _metadata(options: KubernetesOptions) -> JsonObject:
+def _object(options: KubernetesOptions, api: str, kind: str, **spec: Any) -> JsonObject:
     namespace: JsonObject = {"namespace": options.namespace} if options.namespace else {}
-    return {"name": options.name, **namespace, "labels": {"app.kubernetes.io/managed-by": "paceline"}}
+    metadata: JsonObject = {"name": options.name, **namespace, "labels": {"app.kubernetes.io/managed-by": "paceline"}}
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec}
 
 
 def _work(command: TrainCommand, options: KubernetesOptions, first: str) -> JsonObject:

@@ -11,7 +11,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
-from paceline.parallel.place import LOOPBACK, await_server, is_here, is_loopback, join_store, own_address, serve_store
+from paceline.parallel.group import LOOPBACK, await_server, is_here, is_loopback, join_store, own_address, serve_store
 from paceline.parallel.torch_internals import TCPStore
 
 LAST_CALL_SECONDS = 3  # how long to wait for more hosts once the minimum has joined; later hosts cause a restart
@@ -59,14 +59,16 @@ class Rendezvous:
 
     def open(self) -> DynamicRendezvousHandler:
         """Serve the rendezvous if its address is this host's, else wait until it is reachable; return its handler."""
-        store = self._store()
+        # The host's name may resolve to a loopback address, as in Debian's /etc/hosts.
+        is_loopback_only = self.max_hosts > 1 and is_loopback(self.host)
+        store = self._store(serves_all=is_loopback_only)
         parameters = RendezvousParameters(
             backend="c10d",
             endpoint=self.endpoint,
             run_id="paceline",
             min_nodes=self.min_hosts,
             max_nodes=self.max_hosts,
-            local_addr=self._local_address(),
+            local_addr=None if is_loopback_only else own_address(self.host),
             join_timeout=max(1, round(self.join_timeout)),
             last_call_timeout=LAST_CALL_SECONDS,
             close_timeout=STORE_SECONDS,
@@ -75,19 +77,11 @@ class Rendezvous:
         )
         return create_handler(store, C10dRendezvousBackend(store, parameters.run_id), parameters)
 
-    def _local_address(self) -> str | None:
-        """Return the address at which other hosts can reach this host."""
-        return None if self._is_loopback_only() else own_address(self.host)
-
-    def _is_loopback_only(self) -> bool:
-        """Return whether the rendezvous host resolves to a loopback address, as in Debian's /etc/hosts."""
-        return self.max_hosts > 1 and is_loopback(self.host)
-
-    def _store(self) -> TCPStore:
+    def _store(self, *, serves_all: bool) -> TCPStore:
         timeout = timedelta(seconds=STORE_SECONDS)
         if is_here(self.host):
             try:
-                served: TCPStore = serve_store(self.host, self.port, timeout, on_all=self._is_loopback_only())
+                served: TCPStore = serve_store(self.host, self.port, timeout, on_all=serves_all)
                 return served
             except OSError:  # another process on this host serves the rendezvous
                 if self.max_hosts == 1:

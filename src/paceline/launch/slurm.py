@@ -16,7 +16,7 @@ from paceline.core.errors import UserError, unknown
 from paceline.core.files import replacing
 from paceline.launch.child import path_flags
 from paceline.launch.command import TrainCommand, check_words, plain_name, quoted
-from paceline.parallel.place import FIRST_PORT, NUM_PORTS
+from paceline.parallel.group import FIRST_PORT, NUM_PORTS
 from paceline.training.stop import RESUME_LATER
 
 FOLDER = "launch"  # subfolder of the run folder that holds the job script and its logs
@@ -147,16 +147,11 @@ def check_cluster(command: TrainCommand, options: SlurmOptions) -> None:
     hosts = max((sum(int(row[1]) for row in mine if row[0] == name) for name in wanted or names), default=0)
     if command.nodes > hosts:
         raise UserError(f"--nodes {command.nodes}: the maximum for {options.partition or 'this cluster'} is {hosts}")
-    gpus = max((_gpus(row[2]) for row in mine), default=0)
+    # A list of resources looks like `gpu:a100:4(S:0-1),shard:8`.
+    gpus = max((sum(map(int, re.findall(r"(?:^|,)gpu(?::[^,:(]+)?:(\d+)", row[2]))) for row in mine), default=0)
     if options.gpus_per_node > gpus:
         raise UserError(f"--gpus-per-node {options.gpus_per_node}: SLURM lists at most {gpus} per host")
     _check_ports(command.nodes)
-
-
-def _gpus(resources: str) -> int:
-    """Return the number of GPUs in a SLURM resource list like `gpu:a100:4(S:0-1),shard:8`."""
-    counts = re.findall(r"(?:^|,)gpu(?::[^,:(]+)?:(\d+)", resources)
-    return sum(map(int, counts))
 
 
 def _check_ports(nodes: int) -> None:

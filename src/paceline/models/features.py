@@ -115,8 +115,14 @@ def _load(weights: str) -> Layers:
     """Return all layers in float32 on the CPU: a layer that converts colours from [-1, 1], then the convolutions."""
     if weights == RANDOM:
         return [_imagenet_colours(), *_random_layers()]
-    tensors = _read(Path(weights)) if weights else _torchvision_tensors()
-    named = sorted((_numbers(name), name.removesuffix(".weight")) for name, t in tensors.items() if t.dim() == 4)
+    if weights and not Path(weights).is_file():
+        raise UserError(f"--vgg {weights}: no such file; pass a file with VGG19's weights, or set perceptual=0")
+    tensors = read_state_dict(Path(weights), f"--vgg {weights}") if weights else _torchvision_tensors()
+    named = sorted(
+        ([int(number) for number in re.findall(r"\d+", name)], name.removesuffix(".weight"))
+        for name, tensor in tensors.items()
+        if tensor.dim() == 4
+    )
     layers = [(tensors[f"{name}.weight"].float(), tensors.get(f"{name}.bias")) for _, name in named]
     found: Layers = [(weight, torch.zeros(len(weight)) if bias is None else bias.float()) for weight, bias in layers]
     if found and found[0][0].shape == (3, 3, 1, 1):  # this is the rescaled network, which expects RGB in 0…1
@@ -159,16 +165,6 @@ def _torchvision_tensors() -> dict[str, Tensor]:
         raise UserError(
             f"VGG19's weights cannot be downloaded ({error}); pass a file with --vgg FILE, or set perceptual=0"
         ) from None
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise UserError(f"--vgg {path}: no such file; pass a file with VGG19's weights, or set perceptual=0")
-    return read_state_dict(path, f"--vgg {path}")
-
-
-def _numbers(name: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", name)]
 
 
 def has_lpips() -> bool:

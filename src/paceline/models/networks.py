@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
+from itertools import chain
 from types import ModuleType
-from typing import Protocol, cast
 
+import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import UserError, missing, unknown
@@ -47,11 +46,12 @@ class NetworkChoice:
 
     def unknown(self, architectures: Collection[str]) -> UserError:
         """Return the error for an architecture that the provider does not have, with the most similar names."""
-        provider = self.name.partition(":")[0]
-        close = _similar(self.architecture, architectures)
-        hint = (
-            f"did you mean {' or '.join(f'{provider}:{name}' for name in close)}?" if close else _listed(architectures)
-        )
+        provider, lower = self.name.partition(":")[0], {other.lower(): other for other in architectures}
+        name = self.architecture.lower()
+        starting = sorted((other for other in lower if name and other.startswith(name)), key=len)
+        close = dict.fromkeys([*get_close_matches(name, lower, n=MAX_NAMES), *starting])
+        shown = [f"{provider}:{other}" for other in [lower[one] for one in close] or sorted(architectures)][:MAX_NAMES]
+        hint = f"did you mean {' or '.join(shown)}?" if close else f"examples: {', '.join(shown)}"
         return UserError(f"network={self.name}: {provider} has no network of this name; {hint}")
 
     def check_reserved(self, reserved: Mapping[str, str]) -> None:
@@ -60,23 +60,13 @@ class NetworkChoice:
             if argument in reserved:
                 raise UserError(f"network_args.{argument}: cannot be set; {reserved[argument]}")
 
-    def build(self, make: Callable[[], nn.Module], accepted: Callable[[], Collection[str]]) -> nn.Module:
-        """Return the network that `make` creates; turn its exceptions into a UserError.
-
-        `accepted` returns the names of the network's arguments, or nothing if it accepts any name. It is called only
-        if `make` fails.
-        """
+    def build(self, make: Callable[[], nn.Module]) -> nn.Module:
+        """Return the network that `make` creates; turn its exceptions into a UserError."""
         try:
             return make()
         except UserError:
             raise
         except Exception as error:
-            names = accepted()
-            for argument in self.arguments:
-                if names and argument not in names:
-                    close = _similar(argument, names)
-                    hint = f"did you mean {' or '.join(close)}?" if close else _listed(names)
-                    raise UserError(f"network_args.{argument}: {self.name} has no such argument; {hint}") from None
             raise self.failed("cannot be built", error, "check network_args") from None
 
     def failed(self, problem: str, error: Exception, advice: str) -> UserError:
@@ -85,19 +75,6 @@ class NetworkChoice:
         reason = " ".join(str(error).split())[:MAX_REASON_LENGTH]
         arguments = f" with network_args {given}" if given else ""
         return UserError(f"network={self.name}: {problem}{arguments} ({type(error).__name__}: {reason}); {advice}")
-
-
-def _similar(name: str, names: Collection[str]) -> list[str]:
-    """Return the names that start with a name or are spelled like it, ignoring case."""
-    lower = {other.lower(): other for other in names}
-    starting = sorted((other for other in lower if name and other.startswith(name.lower())), key=len)
-    close = get_close_matches(name.lower(), lower, n=MAX_NAMES, cutoff=0.6)
-    return [lower[other] for other in dict.fromkeys([*close, *starting])][:MAX_NAMES]
-
-
-def _listed(names: Collection[str]) -> str:
-    shown = sorted(names)[:MAX_NAMES]
-    return f"examples: {', '.join(shown)}" if len(names) > MAX_NAMES else f"choose from: {', '.join(shown)}"
 
 
 @dataclass(frozen=True)
@@ -109,71 +86,44 @@ class RecognisedNetwork:
     channels: int  # of its input and its output
     scale: int  # height and width of the output relative to the input
     tensors: Mapping[str, Tensor]
-    num_left_out: int = 0  # tensors in the file that can be computed, such as masks and merged convolutions
 
 
 # A provider is the prefix of its networks' names, a package and an extra of Paceline. A module in this folder
-# defines `make_network(choice, task)`. The value tells whether the networks are classifiers: such a module implements
-# `Classifiers`, and any other one defines `recognise(state, path)`.
+# defines `make_network(choice, task)`. The value tells whether the networks are classifiers; a module with other
+# networks also defines `recognise(state, path)`.
 PROVIDERS = {"timm": True, "spandrel": False}
-
-
-class Classifiers(Protocol):
-    """The functions of a module with classifiers. They raise UserError for unusable names and arguments."""
-
-    def make_network(self, choice: NetworkChoice, task: NetworkTask) -> nn.Module:
-        """Return a network with random weights."""
-
-    def make_pretrained(self, choice: NetworkChoice, task: NetworkTask, weights: dict[str, Tensor] | None) -> nn.Module:
-        """Return a network with the published weights, or with `weights` from a file for that network.
-
-        Layers whose shape depends on the data, such as the last layer, are adapted or newly initialised.
-        """
-
-    def check_input(self, network: nn.Module, choice: NetworkChoice, task: NetworkTask) -> None:
-        """Raise UserError if a network cannot process images of the task's size."""
-
-    def describe_weights(self, choice: NetworkChoice, weights: Mapping[str, Tensor], size_px: int) -> NetworkTask:
-        """Return the task that weights are for; `size_px` is the image size, or 0 for the usual one."""
-
-    def input_statistics(self, choice: NetworkChoice) -> tuple[Sequence[float], Sequence[float]]:
-        """Return the mean and standard deviation per channel of the training images, as values in [0, 1]."""
+RECOGNISERS = [provider for provider, classifies in PROVIDERS.items() if not classifies]
 
 
 def make_network(choice: NetworkChoice, task: NetworkTask) -> nn.Module:
     """Return a network with random weights; raise UserError if it does not exist or does not fit the task."""
-    if task.num_classes:
-        return load_classifiers(choice.name).make_network(choice, task)
-    network: nn.Module = _load(choice.name).make_network(choice, task)
+    provider = load_classifiers(choice.name) if task.num_classes else _load(choice.name)
+    network: nn.Module = provider.make_network(choice, task)
     return network
 
 
-def load_classifiers(name: str) -> Classifiers:
+def load_classifiers(name: str) -> ModuleType:
     """Import the provider of a classifier; raise UserError if its networks map images to images."""
     module = _load(name)
     if not PROVIDERS[name.partition(":")[0]]:
         raise UserError(f"network={name}: maps images to images; this recipe needs a classifier, such as timm:resnet18")
-    return cast(Classifiers, module)
+    return module
 
 
 def recognise(state: Mapping[str, Tensor], path: str) -> RecognisedNetwork | None:
     """Return the network that weights from a file belong to, or None if no installed provider has such a network."""
-    for provider in _recognisers():
+    for provider in RECOGNISERS:
         if is_installed(provider):
-            found: RecognisedNetwork | None = _import(provider).recognise(state, path)
-            if found is not None:
-                return found
+            recognised: RecognisedNetwork | None = _import(provider).recognise(state, path)
+            if recognised is not None:
+                return recognised
     return None
 
 
 def missing_recognisers() -> str:
     """Return which packages could recognise more networks, for a message; empty if all are installed."""
-    absent = [missing(provider, provider) for provider in _recognisers() if not is_installed(provider)]
+    absent = [missing(provider, provider) for provider in RECOGNISERS if not is_installed(provider)]
     return f"; to recognise more networks: {'; '.join(absent)}" if absent else ""
-
-
-def _recognisers() -> list[str]:
-    return [provider for provider, classifies in PROVIDERS.items() if not classifies]
 
 
 def _load(name: str) -> ModuleType:
@@ -194,36 +144,36 @@ def _import(provider: str) -> ModuleType:
 
 NUM_KEYS = 4  # tensors listed in a message
 
-# A network is recognised if each pattern matches the beginning of a tensor's name. The first match counts.
-ARCHITECTURES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("RRDBNet (ESRGAN, Real-ESRGAN; try --recipe esrgan)", (r"(RRDB_trunk|body)\.0\.(RDB|rdb)1\.conv1\.",)),
-    ("RRDBNet (ESRGAN; try --recipe esrgan)", (r"model\.1\.sub\.0\.RDB1\.",)),
-    ("HAT", (r"layers\.0\.residual_group\.blocks\.0\.conv_block\.",)),
-    ("SwinIR", (r"layers\.0\.residual_group\.blocks\.0\.attn\.",)),
-    ("RCAN", (r"body\.0\.body\.0\.body\.0\.", r"body\.0\.body\.0\.body\.3\.")),
-    ("EDSR", (r"head\.0\.weight", r"body\.0\.body\.0\.weight", r"tail\.")),
-    ("EDSR or MSRResNet (BasicSR)", (r"conv_first\.", r"body\.0\.conv1\.", r"conv_last\.")),
-    ("SRVGGNetCompact (Real-ESRGAN)", (r"body\.0\.weight", r"body\.1\.weight", r"body\.2\.weight")),
-    ("NAFNet", (r"intro\.weight", r"encoders\.0\.0\.", r"ending\.weight")),
-    ("Restormer", (r"patch_embed\.proj\.weight", r"encoder_level1\.0\.attn\.")),
-    ("a pix2pix or CycleGAN generator (try --recipe translation)", (r"model\.model\.\d|model\.\d+\.conv_block\.",)),
-    ("StyleGAN", (r"(.*\.)?(synthesis\.b4|mapping\.fc0|g_mapping|style\.1)\.",)),
-    ("a diffusion U-Net", (r"down_blocks\.0\.resnets\.|input_blocks\.0\.0\.|model\.diffusion_model\.",)),
-    ("a vision transformer", (r"(cls_token|class_token|pos_embed)$",)),
-    ("a ResNet classifier (timm or torchvision)", (r"layer1\.0\.conv1\.", r"layer4\.0\.")),
-    ("a VGG classifier", (r"features\.0\.weight", r"classifier\.0\.weight")),
-)
-
-
-def check_architecture(keys: Iterable[str], path: Path, supported: str) -> None:
-    """Raise UserError with the hint `supported` if the tensors belong to a known network that an importer rejects."""
-    keys = list(keys)
-    for name, patterns in ARCHITECTURES:
-        if all(any(re.match(pattern, key) for key in keys) for pattern in patterns):
-            raise UserError(f"{path}: contains {name}; {supported}")
-
 
 def first_keys(keys: Iterable[str]) -> str:
     """Return the names of a few tensors, for a message."""
     keys = list(keys)
     return f"(its tensors: {', '.join(keys[:NUM_KEYS])}{', …' * (len(keys) > NUM_KEYS)})"
+
+
+def run_copy(network: nn.Module, size: tuple[int, int, int, int], *, train: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return a network's output for images of this size, and the copies of its tensors that it was computed with."""
+    try:
+        return _run_copy(network, size, torch.device("meta"), train)  # computes shapes only, which takes little time
+    except Exception:  # a network may not support tensors without data
+        with torch.random.fork_rng(devices=[]):
+            return _run_copy(network, size, torch.device("cpu"), train)
+
+
+def _run_copy(
+    network: nn.Module, size: tuple[int, int, int, int], device: torch.device, train: bool
+) -> tuple[Tensor, dict[str, Tensor]]:
+    # Copies, because normalisation layers update their statistics.
+    named = chain(network.named_parameters(), network.named_buffers())
+    copies = {
+        name: tensor.detach().to(device, copy=True).requires_grad_(isinstance(tensor, nn.Parameter))
+        for name, tensor in named
+    }
+    was_training, dtype = network.training, next(network.parameters()).dtype
+    network.train(train)
+    try:
+        with torch.set_grad_enabled(train), device:
+            result = torch.func.functional_call(network, copies, (torch.zeros(size, device=device, dtype=dtype),))
+    finally:
+        network.train(was_training)
+    return result, copies

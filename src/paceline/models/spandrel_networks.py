@@ -11,17 +11,19 @@ import inspect
 import math
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from spandrel import MAIN_REGISTRY, Architecture, ImageModelDescriptor, canonicalize_state_dict
 from torch import Tensor, nn
 
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
-from paceline.models.adapters import SizeRule, UnitRangeNetwork, fuse_channel_norms, used_parameters
-from paceline.models.networks import NetworkChoice, NetworkTask, RecognisedNetwork
+from paceline.models.layers import fuse_channel_norms, in_full_precision
+from paceline.models.networks import NetworkChoice, NetworkTask, RecognisedNetwork, run_copy
 
 PROVIDER = "spandrel"
 IN_CHANNELS = ("in_nc", "in_chans", "num_in_ch", "in_channels", "in_ch", "inp_channels", "img_channel", "n_colors")
@@ -60,8 +62,6 @@ UNSUPPORTED = {
     "AuraSR": "needs random noise in addition to the image",
     "IPT": "divides images into patches of a fixed size itself",
 }
-# Networks in the separate package spandrel_extra_arches.
-RESTRICTED = ("CodeFormer", "DDColor", "FeMaSR", "M3SNet", "MAN", "MIRNet2", "MPRNet", "Restormer", "SRFormer")
 CHECKED_PX = 64  # side of the image on which an imported network is compared with spandrel's
 
 
@@ -91,7 +91,9 @@ def make_network(choice: NetworkChoice, task: NetworkTask) -> nn.Module:
     except Exception as error:
         advice = "use larger images or other network_args"
         raise choice.failed(f"cannot process images of {task.width}×{task.height} pixels", error, advice) from None
-    network.freeze_unused(used)
+    for name, parameter in network.named_parameters():
+        if name not in used:
+            parameter.requires_grad_(False)
     return network
 
 
@@ -121,11 +123,10 @@ def recognise(state: Mapping[str, Tensor], path: str) -> RecognisedNetwork | Non
     with torch.random.fork_rng(devices=[]):
         ours = make_network(choice, task)
         assert isinstance(ours, UnitRangeNetwork)
-        theirs = UnitRangeNetwork(descriptor.model, descriptor._call_fn, _size_rule(descriptor))
-    num_left_out = len(state) - len(theirs.state_dict())
+        theirs = UnitRangeNetwork(descriptor.model, descriptor)
     ours.load_state_dict(theirs.state_dict())
     _check_same(ours, theirs, channels, path)
-    return RecognisedNetwork(choice.name, arguments, channels, scale, theirs.state_dict(), max(0, num_left_out))
+    return RecognisedNetwork(choice.name, arguments, channels, scale, theirs.state_dict())
 
 
 @cache
@@ -146,11 +147,6 @@ def _networks() -> dict[str, _Entry]:
 def _find(choice: NetworkChoice) -> _Entry:
     """Return an architecture; raise UserError if it does not exist or cannot be used."""
     name = choice.architecture
-    if name in RESTRICTED:
-        raise UserError(
-            f"network={choice.name}: is part of spandrel_extra_arches, whose licences restrict its use; "
-            "choose a network from spandrel"
-        )
     if name not in _networks():
         raise choice.unknown([name for name in _networks() if name not in UNSUPPORTED])
     if name in UNSUPPORTED:
@@ -169,7 +165,7 @@ def _build(choice: NetworkChoice, entry: _Entry, task: NetworkTask) -> UnitRange
             continue
         made = descriptor.input_channels, descriptor.output_channels, descriptor.scale
         if made == (task.in_channels, task.out_channels, task.scale):
-            return UnitRangeNetwork(fuse_channel_norms(network), descriptor._call_fn, _size_rule(descriptor))
+            return UnitRangeNetwork(fuse_channel_norms(network), descriptor)
         problem = problem or UserError(
             f"network={choice.name}: maps {made[0]} to {made[1]} channels at scale {made[2]}, "
             f"but this run needs {task.in_channels} to {task.out_channels} channels at scale {task.scale}; "
@@ -185,9 +181,7 @@ def _described(
     """Return a network with these arguments, and spandrel's description of a network with such weights."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some constructors call functions of torch that are deprecated
-        network = choice.build(
-            partial(entry.network_class, **arguments), lambda: entry.parameters.keys() - RESERVED.keys()
-        )
+        network = choice.build(partial(entry.network_class, **arguments))
         try:
             with torch.random.fork_rng(devices=[]):
                 descriptor = entry.architecture.load(dict(network.state_dict()))
@@ -227,11 +221,6 @@ def _rounded_up(side: int, arguments: Mapping[str, Any]) -> int:
     return max(math.ceil(side / multiple), 2 if multiple > 1 else 1) * multiple
 
 
-def _size_rule(descriptor: ImageModelDescriptor[nn.Module]) -> SizeRule:
-    needed = descriptor.size_requirements
-    return SizeRule(descriptor.scale, needed.minimum, needed.multiple_of, needed.square)
-
-
 def _describe_file(state: dict[str, Any], path: str) -> ImageModelDescriptor[nn.Module] | None:
     """Return spandrel's description of a network, or None if it is unknown; raise UserError if it is not supported."""
     failure = ""
@@ -261,3 +250,92 @@ def _check_same(ours: UnitRangeNetwork, theirs: UnitRangeNetwork, channels: int,
         difference = (ours.eval()(images) - theirs.eval()(images)).abs().max()
     if not difference < 1e-4:
         raise UserError(f"{path}: the network cannot be rebuilt from its weights (results differ by {difference:.2g})")
+
+
+MASK = "attn_mask"  # prefix of buffers with a mask for the training size, which networks can compute for any size
+INFERENCE_ONLY = "eval_conv"  # a convolution that its module computes from other convolutions in eval mode
+
+
+class UnitRangeNetwork(nn.Module):
+    """Applies a network for images in [0, 1] to images in [-1, 1] of any size.
+
+    The wrapped network is changed so that its state_dict contains trained values only: masks that depend on the image
+    size and weights that serve inference only are left out.
+    """
+
+    def __init__(self, network: nn.Module, descriptor: ImageModelDescriptor[nn.Module]) -> None:
+        super().__init__()
+        self.network, self.scale, self._size = network, descriptor.scale, descriptor.size_requirements
+        self._call = descriptor._call_fn  # runs the network and returns its image; some networks return more than that
+        self._merged, self._constants = _prepare(network)
+
+    def train(self, mode: bool = True) -> UnitRangeNetwork:
+        """Select training or eval mode. Convolutions that would be merged for inference always run unmerged."""
+        super().train(mode)
+        for name in self._merged:
+            self.network.get_submodule(name).train()
+        return self
+
+    def forward(self, images: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        columns, rows = self._size.get_padding(width, height)
+        padded = _pad(images * 0.5 + 0.5, rows, columns)
+        owners = [(self.network.get_submodule(path), name) for path, name in self._constants]
+        constants = [getattr(owner, name) for owner, name in owners]
+        # Networks create masks on the default device. A copy from the host could not be captured in a CUDA graph.
+        with images.device if images.is_cuda else nullcontext():
+            result = self._call(self.network, padded)
+        # A network may replace a constant with a copy on the device of its input, which may be a tensor without data.
+        for (owner, name), constant in zip(owners, constants, strict=True):
+            setattr(owner, name, constant)
+        return in_full_precision(result)[..., : height * self.scale, : width * self.scale] * 2 - 1
+
+
+def _pad(images: Tensor, rows: int, columns: int) -> Tensor:
+    """Add reflected pixels at the bottom and at the right; if the image is too small for that, also repeat its edge."""
+    if not rows and not columns:
+        return images
+    reflected_rows, reflected_columns = min(rows, images.shape[-2] - 1), min(columns, images.shape[-1] - 1)
+    images = F.pad(images, (0, reflected_columns, 0, reflected_rows), "reflect")
+    return F.pad(images, (0, columns - reflected_columns, 0, rows - reflected_rows), "replicate")
+
+
+def _prepare(network: nn.Module) -> tuple[list[str], list[tuple[str, str]]]:
+    """Leave everything but trained values out of the state_dict.
+
+    Return the names of modules without the convolution that they compute from others in eval mode, and the owners and
+    names of plain tensor attributes, which become buffers, so that they move with the network.
+    """
+    merged, constants = [], []
+    for path, module in network.named_modules():
+        if isinstance(getattr(module, INFERENCE_ONLY, None), nn.Module) and hasattr(module, "update_params"):
+            delattr(module, INFERENCE_ONLY)
+            merged.append(path)
+        plain = [(name, value) for name, value in vars(module).items() if isinstance(value, Tensor)]
+        masks = [(name, mask) for name, mask in module.named_buffers(recurse=False) if name.startswith(MASK)]
+        for name, value in [*plain, *masks]:
+            delattr(module, name)
+            module.register_buffer(name, value, persistent=False)
+        constants += [(path, name) for name, _ in plain]
+    return merged, constants
+
+
+def used_parameters(network: nn.Module, size: tuple[int, int, int, int]) -> set[str]:
+    """Return the names of the parameters that the output for images of this size depends on."""
+    result, copies = run_copy(network, size, train=True)
+    reached = _leaves(result)
+    return {name for name, tensor in copies.items() if id(tensor) in reached}
+
+
+def _leaves(result: Tensor) -> set[int]:
+    """Return the id() of each leaf tensor in the graph of a result."""
+    leaves, seen, waiting = set[int](), set[object](), [result.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.add(id(node.variable))
+        waiting += [before for before, _ in node.next_functions]
+    return leaves

@@ -5,18 +5,15 @@ The data determines the number of classes, the channels and, if the architecture
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 
 import timm
-import torch
 from timm.models import PretrainedCfg, get_pretrained_cfg
 from torch import Tensor, nn
 
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
-from paceline.models.adapters import run_copy
-from paceline.models.networks import NetworkChoice, NetworkTask, first_keys
+from paceline.models.networks import NetworkChoice, NetworkTask, first_keys, run_copy
 
 create_model: Callable[..., nn.Module] = timm.create_model  # the arguments are checked when it is called
 PRETRAINED = "pretrained"  # requests timm's published weights; see `make_pretrained`
@@ -117,20 +114,7 @@ def _input(choice: NetworkChoice, task: NetworkTask) -> dict[str, object]:
 
 
 def _create(choice: NetworkChoice, arguments: Mapping[str, object]) -> nn.Module:
-    return choice.build(lambda: create_model(choice.architecture, **arguments), lambda: _argument_names(choice))
-
-
-def _argument_names(choice: NetworkChoice) -> set[str]:
-    """Return the arguments of an architecture's class, or an empty set if it accepts any argument."""
-    try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):  # without memory for the weights
-            network_class = type(create_model(choice.architecture))
-    except Exception:  # an architecture may not support meta tensors; the caller then reports the original error
-        return set()
-    parameters = inspect.signature(network_class.__init__).parameters.values()
-    accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    names = {parameter.name for parameter in parameters} - {"self", *RESERVED}
-    return set() if accepts_any else names | {PRETRAINED}
+    return choice.build(lambda: create_model(choice.architecture, **arguments))
 
 
 def _download(choice: NetworkChoice, arguments: Mapping[str, object]) -> nn.Module:

@@ -71,7 +71,8 @@ def read_state_dict(path: Path, named: str = "") -> dict[str, Tensor]:
         reason = "contains objects other than tensors, so it was not loaded; save only the state_dict"
         raise UserError(f"{named}: {reason}") from None
     except Exception as error:  # libraries raise many kinds of exceptions for damaged files
-        raise UserError(f"{named}: cannot be read; the file may be truncated ({_reason(error)})") from None
+        reason = (why(error) or type(error).__name__)[:200]
+        raise UserError(f"{named}: cannot be read; the file may be truncated ({reason})") from None
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -224,7 +225,3 @@ def _without_prefixes(state: Mapping[str, Value]) -> dict[str, Value]:
         if not chosen:
             return dict(state)
         state = chosen
-
-
-def _reason(error: Exception) -> str:
-    return (why(error) or type(error).__name__)[:200]

@@ -7,11 +7,10 @@ batches gain nothing and their graphs would hold memory, so they run eagerly, as
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
 
 from paceline.contracts.recipe import Batch
 from paceline.core.errors import describe_error
@@ -79,7 +78,7 @@ class GraphedFunction:
 
     def __call__(self, inputs: Batch, *, capture: bool = True) -> Batch:
         """Return the results; `capture` is False if the inputs are too large to gain from a graph."""
-        key = _key_of(inputs)
+        key = tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())
         if key in self._graphs:
             return self._replay(key, inputs)
         self._seen[key] += 1
@@ -117,7 +116,3 @@ class GraphedFunction:
                 self.clear()
                 return False
         return True
-
-
-def _key_of(inputs: Mapping[str, Tensor]) -> Key:
-    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())

@@ -19,8 +19,8 @@ from paceline.core.errors import UserError, missing
 from paceline.core.registry import is_installed, load_class
 from paceline.core.watch import start_operation
 from paceline.parallel.batchnorm import has_batchnorm, synchronize
-from paceline.parallel.blocks import recompute_blocks
 from paceline.parallel.precision import Precision
+from paceline.parallel.shards import recompute_blocks
 from paceline.parallel.torch_internals import has_exchanged_gradients
 from paceline.parallel.world import World
 
@@ -190,7 +190,6 @@ class Strategy:
         if self.needs_processes and world.size > 1:
             start_operation("wrap the networks")  # DistributedDataParallel compares the networks of all processes
         self.notes: list[str] = []  # decisions and their reasons, printed before the first step
-        self.evaluated: frozenset[str] | None = None  # the networks that predictions use; None if not known yet
         self._place(recipe)
         if self.needs_processes and world.size > 1:
             self._synchronize_batchnorm(recipe)
@@ -277,9 +276,8 @@ class Strategy:
         loss.backward()
 
     def whole_weights(self) -> AbstractContextManager[object]:
-        """Return a context in which every process has the weights for predictions.
+        """Return a context in which every process has all weights, for predictions.
 
-        These are all weights of the networks that predictions use, or of all networks before `evaluated` is known.
         Inside the context, a process may call the networks independently of the other processes. All processes must
         enter and leave the context together.
         """

@@ -19,9 +19,11 @@ from paceline.core.errors import UserError
 from paceline.core.ordered_map import num_cores
 from paceline.core.watch import is_watched, recorder, start_operation
 from paceline.parallel.batchnorm import sum_over_processes
-from paceline.parallel.peers import Peers, await_rank_0, call_roll
-from paceline.parallel.place import (
+from paceline.parallel.group import (
+    Peers,
     Place,
+    await_rank_0,
+    call_roll,
     check_interface,
     choose_interface,
     is_loopback,

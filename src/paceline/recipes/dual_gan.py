@@ -20,7 +20,7 @@ from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
 from paceline.core.errors import UserError
 from paceline.models.dcgan import Discriminator
 from paceline.models.layers import apply_concurrently
-from paceline.models.losses import OBJECTIVES, Objective, d2gan, score_range
+from paceline.models.losses import OBJECTIVES, d2gan, score_range
 from paceline.recipes.parts.generation import R1_EVERY, DcganRecipe, GenerativeSettings, make_discriminator
 
 # A discriminator's priority for training the generator, from its losses on real and fake images; the highest wins.
@@ -72,7 +72,11 @@ class DualGan(DcganRecipe):
         self.against = _checked_choice(settings)
         self.discriminator_1 = make_discriminator(settings, spec)
         self.discriminator_2 = make_discriminator(settings, spec)
-        self.objectives = _objectives(settings)
+        self.objectives = (
+            (OBJECTIVES[settings.objective],) * 2
+            if settings.objective in OBJECTIVES
+            else d2gan(settings.d2gan_alpha, settings.d2gan_beta)
+        )
         if self.against == "random":
             self.draws["coin"] = Draw((), "uniform", common=True)
         priorities = {"priority_1": 0.0, "priority_2": 0.0} if self.against in PRIORITIES else {}
@@ -154,10 +158,3 @@ def _checked_choice(settings: DualGanSettings) -> str:
         if not 0 < value <= 1:
             raise UserError(f"{name}={value:g}: must be above 0 and at most 1")
     return "both"
-
-
-def _objectives(settings: DualGanSettings) -> tuple[Objective, Objective]:
-    """Return the adversarial losses for the first and the second discriminator."""
-    if settings.objective == "d2gan":
-        return d2gan(settings.d2gan_alpha, settings.d2gan_beta)
-    return OBJECTIVES[settings.objective], OBJECTIVES[settings.objective]

@@ -13,25 +13,22 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Weights
+from paceline.contracts.recipe import Batch, DataSpec, Draw, Weights
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValues
 from paceline.images.degradation.second_order import (
     FIRST,
     NUM_NUMBERS,
-    NUM_ORDER_NUMBERS,
     SECOND,
     Round,
     degrade,
 )
 from paceline.models.esrgan import SIDES_MULTIPLE_OF, RRDBNet, UNetDiscriminator
 from paceline.models.srresnet import Discriminator
-from paceline.recipes.parts.restoration import QUICK
-from paceline.recipes.parts.upscaling import UpscalingRecipe, UpscalingSettings, check_sides
+from paceline.recipes.parts.restoration import QUICK, UpscalingRecipe, UpscalingSettings, check_sides
 
 DEGRADATION_SETTINGS = ("degradation", "degradation_order", "max_blur", "max_noise", "max_poisson", "min_jpeg")
 ADVERSARIAL: SettingValues = {  # what the adversarial stages of both papers have in common
@@ -69,9 +66,8 @@ class EsrganSettings(UpscalingSettings):
         "bicubic",
         "how low-resolution images are made: bicubic downsampling, or two rounds of blur, resizing, noise and JPEG",
     )
-    degradation_order: Literal["random", "fixed"] = setting(
-        "random",
-        "second_order: order of the steps in a round: random for each image, or fixed: blur, resizing, noise",
+    degradation_order: Literal["fixed", "random"] = setting(
+        "fixed", "second_order: blur, resizing and noise have this order; `random` only occurs in older runs"
     )
     max_blur: float = setting(3.0, "second_order: largest sigma of the first blur in px; the second uses half", above=0)
     max_noise: float = setting(
@@ -117,7 +113,6 @@ class Esrgan(UpscalingRecipe):
         "real_esrgan": {
             **ADVERSARIAL,
             "degradation": "second_order",
-            "degradation_order": "fixed",
             "logits": "pixel",
             "relativistic": False,
             "pixel": 0.5,
@@ -150,42 +145,14 @@ class Esrgan(UpscalingRecipe):
         self.rounds = _rounds(settings)
         if settings.degradation == "second_order":
             self.draws = {"degradation": Draw((NUM_NUMBERS,), "uniform")}
-            if settings.degradation_order == "random":
-                self.draws["degradation_order"] = Draw((NUM_ORDER_NUMBERS,), "uniform")
             conditions = {name: getattr(settings, name) for name in DEGRADATION_SETTINGS}
             self.evaluation = dataclasses.replace(self.evaluation, conditions=conditions)
-
-    def generator_loss(self, batch: Batch) -> Loss:
-        """Upscaled images should match the originals and score as real, or as more real than the originals."""
-        upscaled = self.generator(self.low_resolution(batch))
-        if self.discriminator is None or not self.relativistic:
-            return self.loss_of_restored(upscaled, batch["image"])
-        terms = self.content_loss(upscaled, batch["image"])
-        fake = self.discriminator(upscaled)
-        with torch.no_grad():
-            real = self.discriminator(batch["image"])
-        terms["adversarial"] = self.adversarial * self.objective.generator(fake - real).mean()
-        return Loss(terms, shared={"fake": upscaled}, signals={"fake_score": self.objective.score(fake)})
-
-    def discriminator_loss(self, batch: Batch) -> Loss:
-        """Real images should score as real and upscaled images as fake, or real ones as more real than upscaled ones.
-
-        The relativistic loss compares pairs (Jolicoeur-Martineau 2018). ESRGAN compares with the mean of a batch
-        instead, which would depend on how the batch is split across devices.
-        """
-        assert self.discriminator is not None
-        if not self.relativistic:
-            return self.loss_of_discriminator(batch["image"], batch["fake"])
-        # Use two passes, so that real and upscaled images have separate BatchNorm statistics.
-        real, fake = self.discriminator(batch["image"]), self.discriminator(batch["fake"])
-        terms = {"relativistic": self.objective.real(real - fake).mean()}
-        return Loss(terms, signals=self.objective.scores(real, fake))
 
     def degrade(self, high: Tensor, batch: Batch) -> Tensor:
         """Return low-resolution images: downsampled (bicubic) or, with `second_order`, degraded as real photographs."""
         if "degradation" not in self.draws:
             return super().degrade(high, batch)
-        return degrade(high, batch["degradation"], self.output_scale, *self.rounds, batch.get("degradation_order"))
+        return degrade(high, batch["degradation"], self.output_scale, *self.rounds)
 
 
 def _check(settings: EsrganSettings, spec: DataSpec, *, per_pixel: bool) -> None:
@@ -200,28 +167,22 @@ def _check(settings: EsrganSettings, spec: DataSpec, *, per_pixel: bool) -> None
             "degradation=second_order: simulates 8-bit JPEG files with 1 or 3 channels, but the images are "
             f"{spec.pixel_format} with {spec.channels} channels; use --set degradation=bicubic"
         )
+    if settings.degradation == "second_order" and settings.degradation_order == "random":
+        raise UserError("degradation_order=random: no longer supported; use --set degradation_order=fixed")
     if per_pixel:
         check_sides(spec, SIDES_MULTIPLE_OF, "logits=pixel")
 
 
 def _rounds(settings: EsrganSettings) -> tuple[Round, Round]:
     """Return the two rounds of degradation, with the settings' ranges; the second round is weaker, as in the paper."""
-    blur, noise, poisson = (
-        value / getattr(FIRST, name)
-        for name, value in (
-            ("max_blur_sigma", settings.max_blur),
-            ("max_noise_sigma", settings.max_noise),
-            ("max_poisson", settings.max_poisson),
-        )
-    )
-    first, second = (
-        dataclasses.replace(
-            default,
-            max_blur_sigma=default.max_blur_sigma * blur,
-            max_noise_sigma=default.max_noise_sigma * noise,
-            max_poisson=default.max_poisson * poisson,
-            jpeg_quality=(settings.min_jpeg, default.jpeg_quality[1]),
-        )
-        for default in (FIRST, SECOND)
-    )
-    return first, second
+    factors = {
+        "max_blur_sigma": settings.max_blur / FIRST.max_blur_sigma,
+        "max_noise_sigma": settings.max_noise / FIRST.max_noise_sigma,
+        "max_poisson": settings.max_poisson / FIRST.max_poisson,
+    }
+
+    def scaled(default: Round) -> Round:
+        ranges = {name: getattr(default, name) * factor for name, factor in factors.items()}
+        return dataclasses.replace(default, **ranges, jpeg_quality=(settings.min_jpeg, default.jpeg_quality[1]))
+
+    return scaled(FIRST), scaled(SECOND)

@@ -26,6 +26,8 @@ from paceline.models.losses import half_squared_norms, score_range, without_floa
 from paceline.models.r3gan import SIZES_PX, Discriminator, Generator, Sizes
 from paceline.recipes.parts.generation import Augmentation, AugmentationSettings, GenerativeRecipe, check_size
 
+SIZES = ("nz", "width", "full_width_px", "num_blocks", "expansion", "group_size")  # settings of both networks
+
 
 @dataclass(frozen=True)
 class R3ganSettings(AugmentationSettings):
@@ -151,8 +153,11 @@ class R3gan(GenerativeRecipe):
     def __init__(self, settings: R3ganSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
         check_size(spec, SIZES_PX)
-        num_classes = _num_classes(settings, spec)
-        sizes = _sizes(settings, spec, num_classes)
+        if settings.conditional == "on" and spec.num_classes < 2:
+            raise too_few_classes("conditional", spec.num_classes)
+        num_classes = 0 if settings.conditional == "off" or spec.num_classes < 2 else spec.num_classes
+        shared = {name: getattr(settings, name) for name in SIZES}
+        sizes = Sizes(spec.height, spec.channels, **shared, num_classes=num_classes)
         self.generator, self.discriminator = Generator(sizes), Discriminator(sizes)
         self.num_classes = num_classes
         self.augment = Augmentation(settings)
@@ -221,24 +226,3 @@ class R3gan(GenerativeRecipe):
 
     def _label(self, batch: Batch, times: int = 1) -> Tensor | None:
         return batch["label"].repeat(times) if self.num_classes else None
-
-
-def _sizes(settings: R3ganSettings, spec: DataSpec, num_classes: int) -> Sizes:
-    return Sizes(
-        spec.height,
-        spec.channels,
-        nz=settings.nz,
-        width=settings.width,
-        full_width_px=settings.full_width_px,
-        num_blocks=settings.num_blocks,
-        expansion=settings.expansion,
-        group_size=settings.group_size,
-        num_classes=num_classes,
-    )
-
-
-def _num_classes(settings: R3ganSettings, spec: DataSpec) -> int:
-    """Return the number of classes to condition on; 0 if the model is unconditional."""
-    if settings.conditional == "on" and spec.num_classes < 2:
-        raise too_few_classes("conditional", spec.num_classes)
-    return 0 if settings.conditional == "off" or spec.num_classes < 2 else spec.num_classes

@@ -13,14 +13,13 @@ from typing import Literal
 
 from paceline.config.resolve import Arguments
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, DataSpec, Loss, Weights
+from paceline.contracts.recipe import DataSpec, Weights
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValues
 from paceline.models.layers import normalise_by_image
 from paceline.models.networks import NetworkTask
 from paceline.models.srresnet import SCALES, Discriminator, SRResNet
-from paceline.recipes.parts.restoration import QUICK, make_image_network
-from paceline.recipes.parts.upscaling import UpscalingRecipe, UpscalingSettings
+from paceline.recipes.parts.restoration import QUICK, UpscalingRecipe, UpscalingSettings, make_image_network
 
 FEW_HUNDRED_PHOTOGRAPHS: SettingValues = {  # what the presets for training on 291 photographs have in common
     "content": "l1",
@@ -138,14 +137,6 @@ class SuperResolution(UpscalingRecipe):
             normalise_by_image(self.generator)
         if self.adversarial:
             self.add_discriminator(Discriminator(spec.channels, settings.d_width, settings.d_norm))
-
-    def generator_loss(self, batch: Batch) -> Loss:
-        """Upscaled images should match the originals and, with a discriminator, score as real."""
-        return self.loss_of_restored(self.generator(self.low_resolution(batch)), batch["image"])
-
-    def discriminator_loss(self, batch: Batch) -> Loss:
-        """Real images should score as real, upscaled images as fake."""
-        return self.loss_of_discriminator(batch["image"], batch["fake"])
 
 
 def _make_srresnet(settings: SuperResolutionSettings, channels: int) -> SRResNet:

@@ -9,24 +9,28 @@ import math
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from itertools import accumulate, pairwise
 
+from paceline.contracts.step_ladder import StepLadder
 from paceline.report.groups import known_strategy
-from paceline.report.model import Group, Recommendation, Report, Run, Summary
-from paceline.report.scaling_costs import COSTS
-from paceline.report.wording import format_of, is_share, listed, metric_in_text, metric_with_spread
+from paceline.report.model import (
+    Explanation,
+    Group,
+    Recommendation,
+    Report,
+    Rung,
+    Summary,
+    format_of,
+    is_share,
+    listed,
+    metric_in_text,
+    metric_with_spread,
+)
 
 CLOSE_QUALITY = 0.02  # if there is only one seed, metrics that differ by less than this fraction count as equal
 CLOSE_SPEED = 0.05  # assumed relative spread of a speed if the actual spread is unknown
 STANDARD_ERRORS = 2
 PARITY = "Do all strategies produce the same weights?"  # title of the section with the differences
-
-
-class _Quality(NamedTuple):
-    """The quality of a group of runs, with its uncertainty."""
-
-    mean: float
-    error: float  # standard error from the spread across seeds and the number of evaluated samples
 
 
 def recommend(groups: Mapping[str, Group], metric: str, mode: str) -> Recommendation | None:
@@ -37,7 +41,9 @@ def recommend(groups: Mapping[str, Group], metric: str, mode: str) -> Recommenda
     Groups whose speed is unknown, or was not measured on separate devices, are left out.
     """
     speeds = {
-        key: one.images_per_second.mean for key, one in groups.items() if one.images_per_second and not one.shares_a_gpu
+        key: group.images_per_second.mean
+        for key, group in groups.items()
+        if group.images_per_second and not group.shares_a_gpu
     }
     if not speeds:
         return None
@@ -52,16 +58,19 @@ def recommend(groups: Mapping[str, Group], metric: str, mode: str) -> Recommenda
     qualities = {}
     for key in values:
         alike = [key] if several_seeds else [other for other in values if groups[other].family == groups[key].family]
-        qualities[key] = _quality(groups[key], [values[one] for one in alike], metric, several_seeds)
-    limits = {key: STANDARD_ERRORS * max(one.error, qualities[best].error) for key, one in qualities.items()}
-    equal = [key for key, one in qualities.items() if sign * (qualities[best].mean - one.mean) <= limits[key]]
+        qualities[key] = _quality(groups[key], [values[other] for other in alike], metric, several_seeds)
+    equal = [
+        key
+        for key, (mean, error) in qualities.items()
+        if sign * (qualities[best][0] - mean) <= STANDARD_ERRORS * max(error, qualities[best][1])
+    ]
     chosen, tied = _choose(groups, {key: speeds[key] for key in equal})
     gaps = {key: sign * (values[best].mean - value.mean) for key, value in values.items() if key not in equal}
     return Recommendation(chosen, tied, best, equal, gaps, several_seeds, unevaluated=[])
 
 
-def _quality(group: Group, alike: Sequence[Summary], metric: str, several_seeds: bool) -> _Quality:
-    """Return the quality of a group: the mean of `alike` or, if a group has only one seed, of its family.
+def _quality(group: Group, alike: Sequence[Summary], metric: str, several_seeds: bool) -> tuple[float, float]:
+    """Return the quality of a group and its error: of `alike` or, if a group has only one seed, of its family.
 
     The groups of a family differ only in strategy and number of devices. Strategies produce the same weights up to
     rounding, so differences within a family are due to chance.
@@ -72,23 +81,16 @@ def _quality(group: Group, alike: Sequence[Summary], metric: str, several_seeds:
         errors.append(CLOSE_QUALITY * abs(mean) / STANDARD_ERRORS)
         errors += [statistics.stdev(summary.mean for summary in alike)] if len(alike) > 1 else []
     if is_share(metric) and group.num_evaluated:
-        errors.append(_binomial_error(mean, group.num_evaluated))
-    return _Quality(mean, max(errors))
-
-
-def _binomial_error(percentage: float, samples: float) -> float:
-    """Return the standard error of a percentage.
-
-    Adding one hit and one miss keeps the error above zero at 0 % and 100 %.
-    """
-    share = (percentage / 100 * samples + 1) / (samples + 2)
-    return 100 * math.sqrt(share * (1 - share) / samples)
+        # The standard error of a percentage; one more hit and one more miss keep it above zero at 0 % and 100 %.
+        share = (mean / 100 * group.num_evaluated + 1) / (group.num_evaluated + 2)
+        errors.append(100 * math.sqrt(share * (1 - share) / group.num_evaluated))
+    return mean, max(errors)
 
 
 def _choose(groups: Mapping[str, Group], speeds: Mapping[str, float]) -> tuple[str, list[str]]:
     """Return the simplest of the groups that are as fast as the fastest, within their spread, and all of these."""
     fastest = max(speeds, key=lambda key: speeds[key])
-    spreads = {key: groups[key].speed_spread.std for key in speeds}
+    spreads = {key: groups[key].speed_std for key in speeds}
     known = {key: CLOSE_SPEED * speeds[key] if std is None else std for key, std in spreads.items()}
     tied = [key for key in speeds if speeds[fastest] - speeds[key] <= max(known[fastest], known[key])]
     return min(tied, key=lambda key: (*_complexity(groups[key]), -speeds[key])), tied
@@ -102,22 +104,24 @@ def _complexity(group: Group) -> tuple[int, int]:
 
 def summarise(report: Report) -> list[str]:
     """Return the paragraphs of the summary, starting with the recommendation."""
-    advice, counts = report.recommendation, report.counts
+    advice, missing = report.recommendation, report.counts["missing"]
     if advice is None:
-        done = f"{counts['done']} of {counts['requested']} runs finished"
+        done = f"{report.counts['done']} of {report.counts['requested']} runs finished"
         return [f"No recommendation: {done}, and none has a speed that can be compared."]
     paragraphs = [" ".join(filter(None, [_quality_sentence(report, advice), _speed_sentence(report, advice)]))]
     if advice.worse:
+        unit = " points" if is_share(report.metric.name) else ""
+        spec = format_of(report.metric.name, max(advice.worse.values()))
+        gaps = [f"{listed([report.groups[key].label])} by {gap:{spec}}{unit}" for key, gap in advice.worse.items()]
         verb = "Significantly worse, given the spread over seeds" if advice.several_seeds else "Behind the best"
-        paragraphs.append(f"{verb}: {_list_worse(report, advice)}.")
+        paragraphs.append(f"{verb}: {', '.join(gaps)}.")
     if advice.best and not advice.several_seeds and len(report.groups) > 1:
         paragraphs.append(
             "A single seed cannot show whether differences in quality are significant, so rows that differ only in "
             "their strategy are treated as equally good."
         )
-    paragraphs += [busy_sentence(report.groups), *map(_describe_resume, report.runs.values())]
     paragraphs += [_scaling_sentence(report), _parity_sentence(report)]
-    if missing := counts["missing"]:
+    if missing:
         paragraphs.append(
             f"{missing} run{' has' if missing == 1 else 's have'} no results; the report lists the reasons."
         )
@@ -135,11 +139,7 @@ def _quality_sentence(report: Report, advice: Recommendation) -> str:
     best, unit = groups[advice.best], " %" if is_share(name) else ""
     if advice.worse:
         value = metric_with_spread(name, best.selection_metric)
-        test = report.metric.reported
-        tested = f" ({metric_in_text(test)}: {metric_with_spread(test, best.quality.get(test))}{unit})"
-        return (
-            f"**{best.label}** reaches the best {metric_in_text(name)}: {value}{unit}{tested if test != name else ''}."
-        )
+        return f"**{best.label}** reaches the best {metric_in_text(name)}: {value}{unit}."
     means = sorted(one.mean for key in advice.equal_quality if (one := groups[key].selection_metric))
     ends = dict.fromkeys(f"{mean:{format_of(name, means[-1])}}" for mean in (means[0], means[-1]))
     who = f"All {len(means)} rows" if len(means) == len(groups) else _labels(report, advice.equal_quality)
@@ -153,36 +153,12 @@ def _speed_sentence(report: Report, advice: Recommendation) -> str:
     speed = f"{chosen.images_per_second.mean:,.0f} images per second"
     if len(report.groups) == 1:
         return f"**{chosen.label}** trains at {speed}; there is nothing to compare it with."
-    if chosen.scaling and chosen.devices > 1:
-        speed += f", {chosen.scaling.speedup:.2f}× the speed of one device"
-    others = [key for key in advice.tied if key != advice.group]
     use = "Based on speed alone, use" if advice.best is None else "Use"
-    if others:
+    if others := [key for key in advice.tied if key != advice.group]:
         tied = f"as fast, given the spread of the speeds, are {_labels(report, others)}"
         return f"{use} **{chosen.label}**: it trains at {speed}, and it is the simplest; {tied}."
     rank = "the fastest of those with equal quality" if advice.worse else "the fastest"
     return f"{use} **{chosen.label}**: it trains at {speed}, {rank}."
-
-
-def _list_worse(report: Report, advice: Recommendation) -> str:
-    """List the groups of lower quality, each with its gap to the best and its speed."""
-    assert advice.best is not None
-    unit = " points" if is_share(report.metric.name) else ""
-    best = report.groups[advice.best].selection_metric
-    spec = format_of(report.metric.name, best.mean if best else None)
-    worse = [(report.groups[key], gap) for key, gap in advice.worse.items()]
-    return ", ".join(
-        f"{listed([group.label])} by {gap:{spec}}{unit}{_relative_speed(report, group)}" for group, gap in worse
-    )
-
-
-def _relative_speed(report: Report, group: Group) -> str:
-    """Return the speed of a group that is faster than the recommended one; empty for any other group."""
-    assert report.recommendation is not None
-    chosen = report.groups[report.recommendation.group].images_per_second
-    if not chosen or not group.images_per_second or group.images_per_second.mean <= chosen.mean:
-        return ""
-    return f" ({group.images_per_second.mean / chosen.mean:.2f}× as fast as the recommended one)"
 
 
 def _scaling_sentence(report: Report) -> str:
@@ -191,44 +167,10 @@ def _scaling_sentence(report: Report) -> str:
     for key, group in report.groups.items():
         if group.scaling is None or group.devices == 1 or group.shares_a_gpu:
             continue
-        text = f"{listed([group.label])} {group.scaling.speedup:.2f}×"
-        if _is_within_spread(group, report.groups[group.scaling.baseline]):
-            text += ", which is within the spread"
-        if (costs := report.scaling_costs.get(key)) and costs.largest_cost:
-            text += f" (largest cost: {COSTS[costs.largest_cost][0]})"
-        parts.append(text)
+        costs = report.scaling_costs.get(key)
+        cost = f" (largest cost: {COSTS[costs.largest_cost][0]})" if costs and costs.largest_cost else ""
+        parts.append(f"{listed([group.label])} {group.scaling.speedup:.2f}×{cost}")
     return f"Speed relative to one device: {'; '.join(parts)}." if parts else ""
-
-
-def _is_within_spread(group: Group, alone: Group) -> bool:
-    if group.images_per_second is None or alone.images_per_second is None:
-        return False
-    gap = abs(group.images_per_second.mean - alone.images_per_second.mean)
-    return gap <= max(one.speed_spread.std or 0.0 for one in (group, alone))
-
-
-def busy_sentence(groups: Mapping[str, Group]) -> str:
-    """Return a warning if the machine was busy while speeds were measured; otherwise an empty string."""
-    busy = [group for group in groups.values() if group.was_busy]
-    if not busy:
-        return ""
-    load = max(group.load_average or 0.0 for group in busy)
-    who = "all rows" if len(busy) == len(groups) else listed(group.label for group in busy)
-    return (
-        f"The machine was busy while the speed was measured (load average up to {load:.1f}, more than the number of "
-        f"cores), so the speeds may be too low: {who}. Repeat the comparison on an idle machine."
-    )
-
-
-def _describe_resume(run: Run) -> str:
-    """Describe a run that was resumed with changes, and which part of it its numbers come from."""
-    if not run.segment_changes:
-        return ""
-    changes = ", then ".join(f"at {change.images:,} images ({change.changed})" for change in run.segment_changes)
-    return (
-        f"`{run.folder}` was resumed with changes {changes}. Its speed, efficiency and time per epoch were measured "
-        "after the last change. The reported seconds for the whole run also include the time before that."
-    )
 
 
 def _parity_sentence(report: Report) -> str:
@@ -241,3 +183,59 @@ def _parity_sentence(report: Report) -> str:
 
 def _labels(report: Report, keys: Iterable[str]) -> str:
     return listed(report.groups[key].label for key in keys)
+
+
+# What keeps N devices from being N times as fast: the cost that each rung of a step ladder adds, and a remedy.
+COSTS: dict[str, tuple[str, str]] = {
+    "part": (
+        "a smaller batch per device uses the device less efficiently",
+        "a larger batch (with --scale-lr), or fewer devices",
+    ),
+    "together": (
+        "devices that run at the same time slow each other down (memory, cores, power)",
+        "fewer processes on this host, or more cores per process",
+    ),
+    "eager": (
+        "the step is launched kernel by kernel instead of as one CUDA graph",
+        "--strategy single, whose step can be captured as a graph",
+    ),
+    "gradients": (
+        "gradients are exchanged between devices",
+        "a larger batch per device, --accumulate 2, or a faster link between devices",
+    ),
+    "batchnorm": (
+        "BatchNorm waits for statistics from all devices",
+        "--sync-batchnorm off (this changes the trained weights, so check the quality), or networks without BatchNorm",
+    ),
+    "loading": ("the step waits for data", "--loader resident if the data fits in memory, or more --workers"),
+}
+
+
+def explain(ladder: StepLadder, weak: bool = False) -> Explanation:
+    """Return the cost that each rung of a step ladder adds.
+
+    The first rung is N times the speed of one device, and the last rung is the complete training step. If the runs
+    use the same batch per device (`weak`), the first rung is based on one device with its slice of the batch.
+    """
+    names = [rung.name for rung in ladder.rungs]
+    first = names.index("part") if weak and "part" in names else 0
+    # The speed of the rung "part" already includes the slices of all devices.
+    times = ladder.devices if first == 0 else 1
+    measured = [("ideal", times * ladder.rungs[first].images_per_second)]
+    measured += [(rung.name, rung.images_per_second) for rung in ladder.rungs[first + 1 :]]
+    # Each rung includes the costs of the rungs before it, so only noise can make a rung slower than a later one.
+    seconds = list(accumulate((1 / speed for _, speed in reversed(measured)), min))
+    added = [after - before for before, after in pairwise([*reversed(seconds)])]
+    rungs = [Rung(*measured[0])] + [
+        Rung(name, speed, share=cost / seconds[0], gain=seconds[0] / (seconds[0] - cost) - 1)
+        for (name, speed), cost in zip(measured[1:], added, strict=True)
+    ]
+    largest = max(rungs[1:], key=lambda rung: rung.share)
+    return Explanation(
+        devices=ladder.devices,
+        weak=weak,
+        rungs=rungs,
+        largest_cost=largest.name if largest.share else None,
+        gain=largest.gain,
+        efficiency=rungs[-1].images_per_second / rungs[0].images_per_second,
+    )

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from paceline.report.advice import PARITY, busy_sentence
+from paceline.report.advice import COSTS, PARITY
 from paceline.report.groups import RUN
-from paceline.report.model import Checkpoint, Explanation, Group, Parity, Report, Sample
-from paceline.report.scaling_costs import COSTS
-from paceline.report.wording import (
+from paceline.report.model import (
     NO_VALUE,
-    evaluated_images,
+    Explanation,
+    Group,
+    Parity,
+    Report,
+    Sample,
     format_of,
     heading_of_metric,
-    listed,
     metric_in_text,
     metric_with_spread,
     metrics_in_order,
+    number,
     percent,
     with_spread,
 )
@@ -32,7 +34,6 @@ class Table:
     rows: Sequence[Sequence[str]]
     strong: set[int] = field(default_factory=set)
     note: str = ""
-    anchors: Sequence[str] = ()  # for each row, the name of the command that its first cell links to; may be empty
 
 
 @dataclass(frozen=True)
@@ -58,20 +59,13 @@ class Commands:
 
 
 @dataclass(frozen=True)
-class Listing:
-    """Text that is shown as it is, line by line."""
-
-    text: str
-
-
-@dataclass(frozen=True)
 class Bullets:
     """A list of sentences."""
 
     lines: Sequence[str]
 
 
-Part: TypeAlias = str | Table | Plots | Images | Commands | Listing | Bullets  # a string is a paragraph of text
+Part: TypeAlias = str | Table | Plots | Images | Commands | Bullets  # a string is a paragraph of text
 
 
 @dataclass(frozen=True)
@@ -92,11 +86,9 @@ def make_sections(report: Report, summary: Sequence[str], plots: Sequence[str]) 
         Section("Training curves", [Plots(curves)] if curves else []),
         Section("Samples", _samples(report)),
         Section("Speed", _speed(report, plots)),
-        Section("Time per epoch", _time(report, plots)),
         Section("Why not N×?", _scaling_costs(report)),
-        Section("What delays the runs?", _bottlenecks(report)),
         Section("GPU", _gpu(report)),
-        Section(PARITY, [part for name, one in report.parity.items() for part in _parity(name, one)]),
+        Section(PARITY, [part for name, parity in report.parity.items() for part in _parity(name, parity)]),
         Section("Every run", _runs(report)),
         Section("What was not measured and why", _not_measured(report)),
         Section("Settings, versions and hardware", _settings(report), folded=True),
@@ -109,61 +101,38 @@ def _quality(report: Report) -> list[Part]:
     names = metrics_in_order((group.quality for group in groups.values()), report.metric.reported)
     if not names:
         return []
-    show_selection = selection not in names and any(group.selection_metric for group in groups.values())
     several_seeds = len({group.n for group in groups.values()}) > 1
     # The label of a run that the user named does not contain the differences, so they need their own columns.
     differences = list(dict.fromkeys(name for group in groups.values() for name in group.differences))
     differences = differences if report.subject == RUN and len(groups) > 1 else []
+    has_selection = selection not in names and any(group.selection_metric for group in groups.values())
     head = [report.subject, *differences, *(["seeds"] if several_seeds else []), *map(heading_of_metric, names)]
-    head += [heading_of_metric(selection)] if show_selection else []
+    head += [heading_of_metric(selection)] if has_selection else []
     rows = []
     for group in groups.values():
         row = [group.label, *(group.differences.get(name, NO_VALUE) for name in differences)]
         row += [str(group.n)] if several_seeds else []
         row += [metric_with_spread(name, group.quality.get(name)) for name in names]
-        rows.append(row + ([metric_with_spread(selection, group.selection_metric)] if show_selection else []))
+        rows.append(row + ([metric_with_spread(selection, group.selection_metric)] if has_selection else []))
     best = _best_groups(report)
-    strong = {number for number, key in enumerate(groups) if key in best}
-    return [Table(head, rows, strong, _quality_note(report, bool(best)), _command_names(report, groups))]
+    notes = ["Mean ± sample standard deviation over the seeds."] if any(one.n > 1 for one in groups.values()) else []
+    if selection:
+        notes.append(f"Each run is evaluated at its checkpoint with the best {metric_in_text(selection)}.")
+        notes += [f"Highlighted: the best {metric_in_text(selection)} of all rows."] if best else []
+    else:
+        notes.append("The recipe has no metric for selecting checkpoints, or its code was not loaded (see --trust).")
+    return [Table(head, rows, {n for n, key in enumerate(groups) if key in best}, " ".join(notes))]
 
 
 def _best_groups(report: Report) -> set[str]:
     """Return the groups whose selection metric, as displayed, equals the best; empty if all groups are equal."""
-    values = {key: one.selection_metric.mean for key, one in report.groups.items() if one.selection_metric}
-    if report.best_group is None:
+    means = {key: one.selection_metric.mean for key, one in report.groups.items() if one.selection_metric}
+    if not means:
         return set()
-    spec = format_of(report.metric.name, values[report.best_group])
-    alike = {key for key, value in values.items() if f"{value:{spec}}" == f"{values[report.best_group]:{spec}}"}
+    best = (max if report.metric.mode == "max" else min)(means.values())
+    spec = format_of(report.metric.name, best)
+    alike = {key for key, value in means.items() if f"{value:{spec}}" == f"{best:{spec}}"}
     return alike if len(alike) < len(report.groups) else set()
-
-
-def _quality_note(report: Report, has_best: bool) -> str:
-    groups = report.groups.values()
-    notes = ["Mean ± sample standard deviation over the seeds."] if any(group.n > 1 for group in groups) else []
-    if report.metric.name:
-        best = f"the best {metric_in_text(report.metric.name)}"
-        notes += [f"Each run is evaluated at its checkpoint with {best}.", _count_evaluated_images(report)]
-        notes += [f"Highlighted: {best} of all rows."] if has_best else []
-    else:
-        notes.append("The recipe has no metric for selecting checkpoints, or its code was not loaded (see --trust).")
-    if any(group.n == 1 for group in groups):
-        notes.append("With a single seed, the spread is unknown, and differences may be due to chance.")
-    return " ".join(filter(None, notes))
-
-
-def _count_evaluated_images(report: Report) -> str:
-    """Return how many images each split has; empty if the numbers are not the same for all runs."""
-    counts = {
-        (run.selection_metric.num_evaluated, run.checkpoint.num_tested, run.selection_metric.num_real)
-        for run in report.runs.values()
-        if run.selection_metric and run.checkpoint
-    }
-    evaluated, tested, real = counts.pop() if len(counts) == 1 else (None, None, None)
-    where = evaluated_images(report.metric.name)
-    if evaluated and real:
-        return f"The metrics compare {evaluated:,.0f} generated images with {real:,.0f} {where}."
-    parts = [f"{count:,.0f} {name}" for count, name in ((evaluated, where), (tested, "test images")) if count]
-    return f"The metrics are computed on {' and '.join(parts)}." if parts else ""
 
 
 def _samples(report: Report) -> list[Part]:
@@ -177,91 +146,44 @@ def _samples(report: Report) -> list[Part]:
     return parts
 
 
-SUPERLINEAR = 1.1  # a higher efficiency cannot be explained by the number of devices alone
-
-
 def _speed(report: Report, plots: Sequence[str]) -> list[Part]:
     """Return the throughput and scaling of each group."""
     measured = {key: group for key, group in report.groups.items() if group.images_per_second}
     if not measured:
         return []
     scaled = any(group.scaling for group in measured.values())
-    timed = not all(group.side_by_side for group in measured.values())
-    threads = len({group.num_threads for group in measured.values()}) > 1
-    head = [report.subject, "images/s", "without loading", *(["seconds per run"] if timed else [])]
-    head += ["threads per process"] if threads else []
+    head = [report.subject, "images/s", "without loading", "seconds per run"]
     head += ["× one device", "efficiency"] if scaled else []
     rows = []
     for group in measured.values():
-        spread = "" if group.speed_spread.std is None else f" ± {group.speed_spread.std:,.0f}"
+        spread = "" if group.speed_std is None else f" ± {group.speed_std:,.0f}"
         speed = f"{group.images_per_second.mean:,.0f}{spread}" if group.images_per_second else NO_VALUE
         row = [group.label, speed, with_spread(",.0f", group.images_per_second_without_loading)]
-        if timed:
-            row.append(NO_VALUE if group.side_by_side else with_spread(".1f", group.seconds))
-        if threads:
-            row.append(str(group.num_threads or NO_VALUE))
+        row.append(with_spread(".1f", group.seconds))
         if scaled:
-            one = group.scaling
-            row += [f"{one.speedup:.2f}", percent(one.efficiency)] if one else [NO_VALUE, NO_VALUE]
+            scaling = group.scaling
+            row += [f"{scaling.speedup:.2f}", percent(scaling.efficiency)] if scaling else [NO_VALUE, NO_VALUE]
         rows.append(row)
     strong = {n for n, key in enumerate(measured) if report.recommendation and key == report.recommendation.group}
-    own = [name for name in ("speed", "scaling") if name in plots]
-    table = Table(head, rows, strong, _speed_note(report.groups), _command_names(report, measured))
-    return [table, *([Plots(own)] if own else [])]
+    shown = [name for name in ("speed", "scaling") if name in plots]
+    return [Table(head, rows, strong, _speed_note(list(measured.values()))), *([Plots(shown)] if shown else [])]
 
 
-def _speed_note(by_id: Mapping[str, Group]) -> str:
-    groups = by_id.values()
-    over = dict.fromkeys(group.speed_spread.over for group in groups if group.speed_spread.over)
+def _speed_note(groups: Sequence[Group]) -> str:
     kinds = {group.scaling.kind for group in groups if group.scaling}
     batches = {"strong": "the same global batch", "weak": "the same batch per device"}
-    apart = listed(group.label for group in groups if group.side_by_side)
-    unsettled = listed(group.label for group in groups if group.includes_warmup)
-    beyond = listed(group.label for group in groups if group.scaling and group.scaling.efficiency > SUPERLINEAR)
+    unsettled = ", ".join(group.label for group in groups if group.includes_warmup)
     notes = {
         "Training throughput across all devices. The first log interval after each start is left out, because it "
-        "includes warm-up.": True,
-        f"± is the standard deviation over {' or '.join(over)}.": over,
-        "Seconds per run include evaluation and saving, but not start-up.": not all(one.side_by_side for one in groups),
-        busy_sentence(by_id): True,
-        f"Measured separately, because these runs were trained at the same time as others (--jobs): {apart}.": apart,
+        "includes warm-up. ± is the standard deviation over seeds or, for a single seed, over log intervals. Seconds "
+        "per run include evaluation and saving, but not start-up.": True,
         f"Speeds over a single log interval include warm-up, but not the time between steps: {unsettled}.": unsettled,
         "“× one device” is the speed relative to one device with "
         f"{' or '.join(batches[kind] for kind in sorted(kinds))}.": kinds,
         "Rows marked “on one GPU” run several processes on a single GPU. They show whether the results are equal, but "
         "not how fast several GPUs are.": any(group.shares_a_gpu for group in groups),
-        f"Efficiency above 110 %: {beyond}. Either other jobs slowed down the single-device run, or the smaller batch "
-        "per device fits the cache better.": beyond,
     }
-    return " ".join(note for note, applies in notes.items() if note and applies)
-
-
-PARTS = {
-    "data": "data wait",
-    "compute": "compute",
-    "communication": "communication",
-    "step": "compute and communication",
-    "between_steps": "between steps",
-    "evaluation": "evaluation",
-    "saving": "samples and saving",
-}
-
-
-def _time(report: Report, plots: Sequence[str]) -> list[Part]:
-    """Return how an epoch's time is spent."""
-    columns = [name for name in PARTS if any(name in row for row in report.time_split.values())]
-    rows = [
-        [report.groups[key].label, *(f"{row[name]:.2f}" if name in row else NO_VALUE for name in (*columns, "total"))]
-        for key, row in report.time_split.items()
-    ]
-    note = (
-        "Seconds per epoch, measured during the runs with the host's clock. The step time is split into communication "
-        "and compute according to the step-time breakdown. “Between steps” is the time that the training loop, such as "
-        "Lightning's Trainer, spends outside the steps. Samples and checkpoints written after a run's last log line "
-        "are not included."
-    )
-    table = Table([report.subject, *(PARTS[name] for name in columns), "total"], rows, note=note)
-    return [*([Plots(["time"])] if "time" in plots else []), table] if rows else []
+    return " ".join(note for note, applies in notes.items() if applies)
 
 
 def _scaling_costs(report: Report) -> list[Part]:
@@ -298,26 +220,6 @@ def _cost_table(costs: Explanation) -> Table:
     return Table(["cost added to the step", "images/s", "fraction of time"], rows)
 
 
-def _bottlenecks(report: Report) -> list[Part]:
-    """Return the stragglers and profiles of the runs."""
-    labels = {folder: group.label for group in report.groups.values() for folder in group.runs}
-    runs = [(labels[folder], run) for folder, run in report.runs.items() if folder in labels]
-    rows = [
-        [label, str(run.seed), str(one.rank), percent(one.slowdown), percent(one.share)]
-        for label, run in runs
-        if (one := run.straggler)
-    ]
-    head = ["run", "seed", "straggler (rank)", "steps take longer by", "share of the log intervals"]
-    note = (
-        "The straggler is a rank whose own work per step takes longer than that of the other ranks, which then wait "
-        "for it. On GPUs, only the time that a rank waits for data is compared."
-    )
-    parts: list[Part] = [Table(head, rows, note=note)] if rows else []
-    for label, run in runs:
-        parts += [f"**Profile of {label}**, seed {run.seed}:", Listing(run.profile)] if run.profile else []
-    return parts
-
-
 GPU_COLUMNS = {
     "utilisation": ("utilisation, %", ".0f"),
     "peak_memory_gib": ("peak memory, GiB", ".2f"),
@@ -329,13 +231,9 @@ GPU_COLUMNS = {
 def _gpu(report: Report) -> list[Part]:
     """Return the NVML measurements."""
     groups = [group for group in report.groups.values() if group.gpu]
-    columns = {name: one for name, one in GPU_COLUMNS.items() if any(name in group.gpu for group in groups)}
+    columns = {name: column for name, column in GPU_COLUMNS.items() if any(name in group.gpu for group in groups)}
     rows = [
-        [
-            group.label,
-            *(f"{group.gpu[name]:{spec}}" if name in group.gpu else NO_VALUE for name, (_, spec) in columns.items()),
-        ]
-        for group in groups
+        [group.label, *(number(group.gpu.get(name), spec) for name, (_, spec) in columns.items())] for group in groups
     ]
     note = (
         "NVML measurements for the GPU of the first process, averaged over log intervals. "
@@ -349,9 +247,9 @@ def _parity(recipe: str, parity: Parity) -> list[Part]:
     verb = "produces" if parity.holds else "does NOT produce"
     rows = []
     for one in parity.differences:
-        difference = "not finite" if one.value is None else f"{one.value:.1e}"
-        row = [one.strategy, one.network, one.kind, difference, f"{one.tolerance:.0e}", one.worst or NO_VALUE]
-        rows.append(row)
+        difference = "not finite" if one["value"] is None else f"{one['value']:.1e}"
+        worst = one["worst"] or NO_VALUE
+        rows.append([one["strategy"], one["network"], one["kind"], difference, f"{one['tolerance']:.0e}", worst])
     head = ["strategy", "network", "tensors", "difference", "tolerance", "first tensor above the tolerance"]
     note = (
         "The difference is max |a − b| ÷ max |b| over all values in a network, where a is the value after training "
@@ -368,55 +266,20 @@ def _runs(report: Report) -> list[Part]:
     parts: list[Part] = []
     if done:
         names = metrics_in_order((run.quality for _, run in done), report.metric.reported)
-        alone = not all(run.side_by_side for _, run in done)
-        evaluated = any(run.selection_metric and run.selection_metric.num_evaluated for _, run in done)
-        tested = any(run.checkpoint and run.checkpoint.num_tested for _, run in done)
-        generated = any(run.selection_metric and run.selection_metric.num_real for _, run in done)
-        counted = "generated images" if generated else evaluated_images(report.metric.name)
-        head = [report.subject, "seed", *map(heading_of_metric, names), "checkpoint", "saved after, images"]
-        head += [*([counted] if evaluated else []), *(["test images"] if tested else [])]
         rows = []
         for cell, run in done:
             row = [cell.label or groups[run.folder].label, str(run.seed)]
-            row += [_number(run.quality.get(name), format_of(name, run.quality.get(name))) for name in names]
-            row += [kind_of(run.checkpoint), _number(run.checkpoint.images if run.checkpoint else None, ",d")]
-            selected = run.selection_metric and run.selection_metric.num_evaluated
-            row += [_number(selected or None, ",.0f")] if evaluated else []
-            row += [_number((run.checkpoint and run.checkpoint.num_tested) or None, ",.0f")] if tested else []
-            speed = None if run.side_by_side or not run.speed else run.speed.images_per_second
-            rows.append([*row, *([_number(speed, ",.0f")] if alone else []), f"{run.seconds:.1f}"])
-        note = "“Checkpoint” shows which checkpoint was evaluated: the best, the last, or one that is both."
-        if any(run.side_by_side for _, run in done):
-            note += (
-                " The seconds include the time lost to other runs that were trained at the same time. "
-                "The section “Speed” shows speeds that were measured separately."
-            )
-        head += [*(["images/s"] if alone else []), "seconds"]
-        parts.append(Table(head, rows, note=note, anchors=[cell.name for cell, _ in done]))
+            row += [number(run.quality.get(name), format_of(name, run.quality.get(name))) for name in names]
+            row += [number(run.checkpoint, ",d"), number(run.speed.images_per_second if run.speed else None, ",.0f")]
+            rows.append([*row, f"{run.seconds:.1f}"])
+        head = [report.subject, "seed", *map(heading_of_metric, names), "checkpoint, images", "images/s", "seconds"]
+        note = "“Checkpoint” is the number of training images after which the evaluated checkpoint was saved."
+        parts.append(Table(head, rows, note=note))
     commands = {"all runs": report.command} if report.command else {}
     commands |= {cell.name: cell.command for cell in report.cells if cell.command}
     if commands:
-        text = "Commands that repeat the runs. Click a command to select it, then copy it."
-        parts += [text, Commands(commands)]
+        parts += ["Commands that repeat the runs. Click a command to select it, then copy it.", Commands(commands)]
     return parts
-
-
-def _number(value: float | None, spec: str) -> str:
-    return NO_VALUE if value is None else f"{value:{spec}}"
-
-
-def kind_of(checkpoint: Checkpoint | None) -> str:
-    """Return which checkpoint of a run was evaluated: the best, the last, or one that is both."""
-    if checkpoint is None:
-        return NO_VALUE
-    words = [word for word, holds in (("best", checkpoint.is_best), ("last", checkpoint.is_last)) if holds]
-    return " and ".join(words) or "earlier"
-
-
-def _command_names(report: Report, keys: Iterable[str]) -> list[str]:
-    """Return the name of the command that repeats the first run of each group; empty if it has no command."""
-    names = {cell.run.folder: cell.name for cell in report.cells if cell.run is not None and cell.command}
-    return [names.get(report.groups[key].runs[0], "") for key in keys]
 
 
 def _not_measured(report: Report) -> list[Part]:
@@ -428,6 +291,6 @@ def _not_measured(report: Report) -> list[Part]:
 def _settings(report: Report) -> list[Part]:
     settings = [[name, str(value)] for name, value in report.settings.items()]
     return [
-        Table(["versions and hardware", ""], [list(one) for one in report.provenance.items()]),
+        Table(["versions and hardware", ""], [list(pair) for pair in report.provenance.items()]),
         Table(["settings common to all runs", ""], settings),
     ]

@@ -14,9 +14,18 @@ from paceline.core.registry import load_class, names
 from paceline.data.fingerprint import is_same_data
 from paceline.evaluation.protocol import require_same
 from paceline.parallel.strategy import Strategy, uses_one_device
-from paceline.report.model import Cell, Group, Run, Scaling, SpeedSpread, Summary
+from paceline.report.model import Cell, Group, Run, Scaling, Summary
 
-LOAD_MARGIN = 1.0  # a load average above the number of cores by more than this means that tasks had to wait
+MULTI_DEVICE_SETTINGS = {"nnodes", "compress", "sync_batchnorm"}  # settings that have no effect on one device
+RECIPE, STRATEGY, BATCH = "recipe", "strategy", "batch"
+RUN = "run"
+# Settings that do not distinguish groups: paths, launch options, and settings with their own columns in the report.
+# The accelerator is one of them, because it may be "auto". The recorded hardware is compared instead.
+IGNORED_SETTINGS = {
+    *("seed", "out", "preset", "data_root", "gpus", "accelerator", "strategy", "devices", "batch_size"),
+    *("backend", "inception", "inception_sha256", "check_replicas", "keep", "rdzv", "max_restarts", "timeout"),
+    *("join_timeout", "start_timeout", "mirror", "mirror_every", "mirror_wait", "loggers", "logger_wait"),
+}
 
 
 def known_strategy(name: str) -> type[Strategy] | None:
@@ -32,10 +41,6 @@ def known_strategy(name: str) -> type[Strategy] | None:
         return None
 
 
-MULTI_DEVICE_SETTINGS = {"nnodes", "compress", "sync_batchnorm"}  # settings that have no effect on one device
-Baseline = tuple[str, float, tuple[tuple[str, str], ...]]  # recipe, batch size and other properties of runs on 1 device
-
-
 class GroupKey(NamedTuple):
     """The properties that all runs of a group share."""
 
@@ -46,9 +51,22 @@ class GroupKey(NamedTuple):
     batch: int
     extras: tuple[tuple[str, str], ...]  # (name, value) pairs of settings and hardware that distinguish groups
 
-    def baseline(self, batch: float) -> Baseline:
+    @property
+    def properties(self) -> dict[str, str]:
+        """What the group is, by the name that tables show."""
+        strategy = self.strategy if self.devices == 1 else f"{self.strategy} × {self.devices}"
+        strategy += " (on one GPU)" if self.shares_a_gpu else ""
+        return {RECIPE: Path(self.recipe).stem, STRATEGY: strategy, BATCH: str(self.batch), **dict(self.extras)}
+
+    @property
+    def id(self) -> str:
+        """The name of the group in report.json."""
+        words = [Path(self.recipe).stem, self.strategy, str(self.devices), str(self.batch)]
+        return "-".join([*words, *(value for _, value in self.extras), *(["on-one-gpu"] if self.shares_a_gpu else [])])
+
+    def baseline(self, batch: float) -> tuple[object, ...]:
         """Return the key of the runs on one device with this batch size, with which this group is compared."""
-        return self.recipe, batch, tuple(one for one in self.extras if one[0] not in MULTI_DEVICE_SETTINGS)
+        return self.recipe, batch, *(pair for pair in self.extras if pair[0] not in MULTI_DEVICE_SETTINGS)
 
     @property
     def is_baseline(self) -> bool:
@@ -57,52 +75,32 @@ class GroupKey(NamedTuple):
         return self.devices == 1 and strategy is not None and uses_one_device(strategy)
 
 
-RECIPE, STRATEGY, BATCH = "recipe", "strategy", "batch"
-RUN = "run"
-MAX_NAMES = 2  # a label with more names shows only the first and the last one
-
-
 def find_differences(keys: Sequence[GroupKey]) -> dict[GroupKey, dict[str, str]]:
     """Return the properties in which groups differ, by name; the strategy if there is no difference."""
-    everything = {key: _properties(key) for key in keys}
-    names = list(dict.fromkeys(name for properties in everything.values() for name in properties))
-    differing = [name for name in names if len({properties.get(name) for properties in everything.values()}) > 1]
-    shown = differing or [STRATEGY]
-    return {key: {name: one[name] for name in shown if name in one} for key, one in everything.items()}
-
-
-def _properties(key: GroupKey) -> dict[str, str]:
-    strategy = key.strategy if key.devices == 1 else f"{key.strategy} × {key.devices}"
-    strategy += " (on one GPU)" if key.shares_a_gpu else ""
-    return {RECIPE: Path(key.recipe).stem, STRATEGY: strategy, BATCH: str(key.batch), **dict(key.extras)}
+    columns = dict.fromkeys(name for key in keys for name in key.properties)
+    differing = [name for name in columns if len({key.properties.get(name) for key in keys}) > 1] or [STRATEGY]
+    return {key: {name: key.properties[name] for name in differing if name in key.properties} for key in keys}
 
 
 def label_of(differences: Mapping[str, str]) -> str:
     """Return a label such as `dcgan ddp × 2, batch 64, lr=0.1` that contains only the differences."""
-    own = dict(differences)
-    start = " ".join(own.pop(name) for name in (RECIPE, STRATEGY) if name in own)
-    batch = [f"batch {own.pop(BATCH)}"] if BATCH in own else []
-    return ", ".join(filter(None, [start, *batch, *(f"{name}={value}" for name, value in own.items())]))
+    start = " ".join(differences[name] for name in (RECIPE, STRATEGY) if name in differences)
+    batch = f"batch {differences[BATCH]}" if BATCH in differences else ""
+    others = [f"{name}={value}" for name, value in differences.items() if name not in (RECIPE, STRATEGY, BATCH)]
+    return ", ".join(filter(None, [start, batch, *others]))
 
 
 def heading_of(differences: Sequence[Mapping[str, str]], chosen_by_user: bool) -> str:
     """Return the heading of the column with the labels: what the groups differ in."""
-    names = list(dict.fromkeys(name for one in differences for name in one))
-    return RUN if chosen_by_user or not names else ", ".join(names)
-
-
-def join_names(names: Sequence[str]) -> str:
-    """Return one label for the runs of a group."""
-    return ", ".join(names) if len(names) <= MAX_NAMES else f"{names[0]} … {names[-1]}"
+    columns = dict.fromkeys(name for group in differences for name in group)
+    return RUN if chosen_by_user or not columns else ", ".join(columns)
 
 
 def short_names(folders: Sequence[str]) -> list[str]:
     """Return folder names that are as short as possible but still differ from each other."""
-    whole = [os.path.abspath(folder) for folder in folders]
-    if len(whole) == 1:
-        return [Path(whole[0]).name]
-    common = os.path.commonpath([os.path.dirname(folder) for folder in whole])
-    return [os.path.relpath(folder, common) for folder in whole]
+    paths = [os.path.abspath(folder) for folder in folders]
+    common = os.path.commonpath([os.path.dirname(folder) for folder in paths])
+    return [os.path.relpath(folder, common) for folder in paths]
 
 
 def check_comparable(runs: Sequence[Run], across_recipes: bool) -> None:
@@ -118,8 +116,8 @@ def check_comparable(runs: Sequence[Run], across_recipes: bool) -> None:
             metrics = f"{first.best[0]}, {other.best[0]}"
             raise UserError(f"{pair} are evaluated with different metrics ({metrics}) and cannot be compared")
         if other.data != first.data or not is_same_data(other.fingerprint, first.fingerprint):
-            was, is_ = (f"{run.data}: {run.fingerprint}" for run in (first, other))
-            raise UserError(f"{pair} were trained on different data ({was} ≠ {is_}) and cannot be compared")
+            was, now = (f"{run.data}: {run.fingerprint}" for run in (first, other))
+            raise UserError(f"{pair} were trained on different data ({was} ≠ {now}) and cannot be compared")
     for metric in dict.fromkeys(name for run in runs for name in run.protocols):
         require_same({run.folder: run.protocols[metric] for run in runs if metric in run.protocols})
     labels = {name for run in runs for name in run.quality if name.partition("[")[0] == first.best[0] and "[" in name}
@@ -130,19 +128,11 @@ def check_comparable(runs: Sequence[Run], across_recipes: bool) -> None:
         )
 
 
-# Settings that do not distinguish groups: paths, launch options, and settings with their own columns in the report.
-# The accelerator is one of them, because it may be "auto". The recorded hardware is compared instead.
-IGNORED_SETTINGS = {
-    *("seed", "out", "preset", "data_root", "gpus", "accelerator", "strategy", "devices", "batch_size"),
-    *("backend", "inception", "inception_sha256", "check_replicas", "keep", "rdzv", "max_restarts", "timeout"),
-    *("join_timeout", "start_timeout", "mirror", "mirror_every", "mirror_wait", "loggers", "logger_wait"),
-}
-
-
 def make_groups(cells: Sequence[Cell]) -> dict[str, Group]:
     """Return the groups of finished runs, keyed by group ID."""
     runs = [cell.run for cell in cells if cell.run is not None and cell.state == "done"]
-    settings, hardware = _differing_settings(runs), _differing_hardware(runs)
+    settings = [name for name in dict.fromkeys(name for run in runs for name in run.settings) if _differs(name, runs)]
+    hardware = [name for name in (runs[0].hardware if runs else ()) if len({run.hardware[name] for run in runs}) > 1]
     members: dict[GroupKey, list[Run]] = {}
     for run in runs:
         extras = tuple((name, str(run.settings.get(name))) for name in settings)
@@ -152,58 +142,37 @@ def make_groups(cells: Sequence[Cell]) -> dict[str, Group]:
     chosen = {cell.run.folder: cell.label for cell in cells if cell.run is not None and cell.label}
     differences = find_differences(list(members))
     groups: dict[GroupKey, Group] = {}
-    baselines: dict[Baseline, Group] = {}
+    baselines: dict[tuple[object, ...], Group] = {}
     for key, alike in members.items():
-        name = _name_of(alike[0], *(value for _, value in key.extras))
+        name = key.id
         while any(group.id == name for group in groups.values()):  # recipes in different folders may have the same name
             name += "'"
-        label = join_names([chosen[run.folder] for run in alike if run.folder in chosen]) or label_of(differences[key])
-        groups[key] = _group(key, alike, name, differences[key], label)
+        labels = [chosen[run.folder] for run in alike if run.folder in chosen]
+        label = ", ".join(labels) if len(labels) <= 2 else f"{labels[0]} … {labels[-1]}"
+        groups[key] = _group(key, alike, name, differences[key], label or label_of(differences[key]))
         if key.is_baseline:
             baselines.setdefault(key.baseline(key.batch), groups[key])
     per_device = bool(cells) and all(cell.batch.endswith("/device") for cell in cells)
-    scaled = [replace(one, scaling=_scaling(key, one, baselines, per_device)) for key, one in groups.items()]
+    scaled = [replace(group, scaling=_scaling(key, group, baselines, per_device)) for key, group in groups.items()]
     return {group.id: group for group in scaled}
 
 
-def _name_of(run: Run, *more: str) -> str:
-    words = [Path(run.recipe).stem, run.strategy, str(run.devices), str(run.batch), *more]
-    return "-".join(words + (["on-one-gpu"] if run.shares_a_gpu else []))
-
-
-def _summarise(values: Sequence[float]) -> Summary:
-    spread = statistics.stdev(values) if len(values) > 1 else None
-    return Summary(statistics.fmean(values), spread, len(values), list(values))
-
-
-def _differing_hardware(runs: Sequence[Run]) -> list[str]:
-    """Return which hardware properties (including the torch version) differ between runs."""
-    names = runs[0].hardware if runs else {}
-    return [name for name in names if len({run.hardware[name] for run in runs}) > 1]
-
-
-def _differing_settings(runs: Sequence[Run]) -> list[str]:
-    """Return the settings that differ between runs of the same recipe."""
-    found = []
-    for name in dict.fromkeys(name for run in runs for name in run.settings):
-        if name in IGNORED_SETTINGS:
-            continue
-        by_recipe: dict[str, set[str]] = {}
-        for run in runs:
-            by_recipe.setdefault(run.recipe, set()).add(str(run.settings.get(name)))
-        if any(len(values) > 1 for values in by_recipe.values()):
-            found.append(name)
-    return found
+def _differs(setting: str, runs: Sequence[Run]) -> bool:
+    """Return whether a setting distinguishes runs of the same recipe."""
+    values = {(run.recipe, str(run.settings.get(setting))) for run in runs}
+    return setting not in IGNORED_SETTINGS and len(values) > len({recipe for recipe, _ in values})
 
 
 def _group(key: GroupKey, members: Sequence[Run], name: str, differences: Mapping[str, str], label: str) -> Group:
     """Return a group, without its scaling."""
-    first = members[0]
-    measured = list({run.speed_run or run.folder: run for run in members}.values())  # seeds may share a measured speed
-    speed = _common([run.speed.images_per_second if run.speed else None for run in measured])
-    without_loading = [run.speed.images_per_second_without_loading if run.speed else None for run in measured]
+    first, speeds = members[0], [run.speed for run in members]
+    speed = _common([one.images_per_second if one else None for one in speeds])
     evaluated = [run.selection_metric for run in members if run.selection_metric]
     quality = {name: _common([run.quality.get(name) for run in members]) for name in first.quality}
+    if speed and speed.std is not None:
+        speed_std: float | None = speed.std
+    else:
+        speed_std = first.speed.std_over_log_intervals if first.speed else None
     return Group(
         id=name,
         label=label,
@@ -223,17 +192,19 @@ def _group(key: GroupKey, members: Sequence[Run], name: str, differences: Mappin
         selection_metric=_common([run.selection_metric.value if run.selection_metric else None for run in members]),
         num_evaluated=min((one.num_evaluated or 0 for one in evaluated), default=0) or None,
         images_per_second=speed,
-        speed_spread=_speed_spread(first, speed),
-        includes_warmup=any(run.speed.includes_warmup for run in members if run.speed),
-        side_by_side=any(run.side_by_side for run in members),
-        num_threads=first.num_threads if len({run.num_threads for run in members}) == 1 else None,
-        load_average=max((run.load_average for run in members if run.load_average is not None), default=None),
-        was_busy=any(_was_busy(run) for run in members),
-        images_per_second_without_loading=_common(without_loading),
+        speed_std=speed_std,
+        includes_warmup=any(one.includes_warmup for one in speeds if one),
+        images_per_second_without_loading=_common(
+            [one.images_per_second_without_loading if one else None for one in speeds]
+        ),
         seconds=_summarise([run.seconds for run in members]),
-        seconds_per_epoch=_means([run.seconds_per_epoch for run in members]),
         gpu=_means([run.gpu for run in members]),
     )
+
+
+def _summarise(values: Sequence[float]) -> Summary:
+    spread = statistics.stdev(values) if len(values) > 1 else None
+    return Summary(statistics.fmean(values), spread, len(values), list(values))
 
 
 def _common(values: Sequence[float | None]) -> Summary | None:
@@ -244,27 +215,13 @@ def _common(values: Sequence[float | None]) -> Summary | None:
 
 def _means(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean value of each key that all mappings contain."""
-    return {
-        name: statistics.fmean(table[name] for table in tables)
-        for name in tables[0]
-        if all(name in table for table in tables)
-    }
+    common = [name for name in tables[0] if all(name in table for table in tables)]
+    return {name: statistics.fmean(table[name] for table in tables) for name in common}
 
 
-def _speed_spread(first: Run, speed: Summary | None) -> SpeedSpread:
-    """Return the spread of the speed across seeds or, with a single seed, across log intervals."""
-    if speed and speed.std is not None:
-        return SpeedSpread(speed.std, "seeds")
-    std = first.speed.std_over_log_intervals if first.speed else None
-    return SpeedSpread(std, "log intervals" if std is not None else "")
-
-
-def _was_busy(run: Run) -> bool:
-    cores = run.hardware["cores"]
-    return run.load_average is not None and cores.isdecimal() and run.load_average > int(cores) + LOAD_MARGIN
-
-
-def _scaling(key: GroupKey, group: Group, baselines: Mapping[Baseline, Group], per_device: bool) -> Scaling | None:
+def _scaling(
+    key: GroupKey, group: Group, baselines: Mapping[tuple[object, ...], Group], per_device: bool
+) -> Scaling | None:
     """Return the speedup over one device with the same global batch or the same batch per device, if known."""
     batches = {"strong": key.batch, "weak": key.batch / key.devices}
     for kind in sorted(batches, reverse=per_device):

@@ -1,23 +1,14 @@
-"""The data model of a report, which is rendered as HTML, Markdown and JSON."""
+"""The data model of a report, which is rendered as HTML, Markdown and JSON, and how its numbers are written."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from paceline.core.types import SettingValue
 from paceline.evaluation.protocol import Protocol
-
-
-@dataclass(frozen=True)
-class StragglerRank:
-    """The rank that was most often slower than the others."""
-
-    rank: int
-    share: float  # fraction of the log intervals in which it was the straggler
-    slowdown: float  # median fraction by which it made a step longer
 
 
 @dataclass(frozen=True)
@@ -26,19 +17,7 @@ class SelectionMetric:
 
     name: str
     value: float
-    images: int
     num_evaluated: float | None = None
-    num_real: int | None = None  # number of real images that generated images are compared with; None if none are
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """The evaluated checkpoint: after how many training images it was saved, and how it was chosen."""
-
-    images: int
-    is_best: bool  # whether it has the best value of the selection metric
-    is_last: bool  # whether it was saved at the end of the run
-    num_tested: float | None  # number of samples in the test split; None if there is no test result
 
 
 @dataclass(frozen=True)
@@ -50,14 +29,6 @@ class Speed:
     num_log_intervals: int
     std_over_log_intervals: float | None  # None if there is only one log interval
     includes_warmup: bool
-
-
-@dataclass(frozen=True)
-class SegmentChange:
-    """A point where a run resumed with different settings or hardware, listed in `changed` as `name old → new`."""
-
-    images: int
-    changed: str
 
 
 class Point(NamedTuple):
@@ -102,22 +73,16 @@ class Run:
     quality: Mapping[str, float | None]  # metrics by name; None for NaN and infinity
     selection_metric: SelectionMetric | None
     speed: Speed | None
-    seconds_per_epoch: Mapping[str, float]
     gpu: Mapping[str, float]
     losses: Mapping[str, Curve] = field(repr=False)
     selection_curve: Curve = field(repr=False)  # values of the selection metric
     protocols: Mapping[str, Protocol] = field(repr=False)
-    checkpoint: Checkpoint | None = None  # None if nothing was evaluated
+    checkpoint: int | None = None  # the number of training images at the evaluated checkpoint
     samples: Sequence[SampleFile] = ()
     real_images: str = ""  # path of a grid of training images, for comparison with generated ones
     broken_lines: int = 0  # number of damaged lines in metrics.jsonl, which are skipped
-    segment_changes: Sequence[SegmentChange] = ()
-    side_by_side: bool = False  # whether other runs were trained at the same time
-    num_threads: int | None = None  # CPU threads per process; None if the run did not record it
-    load_average: float | None = None  # mean load average of the host during the run
-    straggler: StragglerRank | None = None
-    profile: str = field(default="", repr=False)  # the text of its profile; empty unless the run was profiled
-    speed_run: str = ""  # folder of a separate run in which the speed was measured
+    changes: Sequence[str] = ()  # where the run was resumed with other settings or hardware, and with which
+    side_by_side: bool = False  # whether other runs were trained at the same time, so that the speed is unknown
 
 
 @dataclass
@@ -153,17 +118,6 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class SpeedSpread:
-    """The standard deviation of a speed over "seeds" or "log intervals".
-
-    If it is unknown, `std` is None and `over` is empty.
-    """
-
-    std: float | None
-    over: str
-
-
-@dataclass(frozen=True)
 class Scaling:
     """Speed relative to one device with the same global batch ("strong") or the same batch per device ("weak")."""
 
@@ -195,15 +149,10 @@ class Group:
     selection_metric: Summary | None
     num_evaluated: float | None  # number of samples from which the selection metric was computed
     images_per_second: Summary | None
-    speed_spread: SpeedSpread
+    speed_std: float | None  # over seeds or, for a single seed, over log intervals; None if unknown
     includes_warmup: bool
-    side_by_side: bool  # whether other runs were trained at the same time; the speed was then measured separately
-    num_threads: int | None  # CPU threads per process; None if unknown or not the same in all runs
-    load_average: float | None  # the runs' highest mean load average of the host while the speed was measured
-    was_busy: bool  # whether more processes than cores were running or waiting while the speed was measured
     images_per_second_without_loading: Summary | None
     seconds: Summary
-    seconds_per_epoch: Mapping[str, float]
     gpu: Mapping[str, float]
     scaling: Scaling | None = None
 
@@ -222,40 +171,36 @@ class Recommendation:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """How much a network differs from the one that the reference strategy trained; `value` is None if not finite."""
-
-    strategy: str
-    kind: str
-    network: str
-    value: float | None
-    tolerance: float
-    worst: str  # name of the first tensor above the tolerance; empty if there is none
-
-
-@dataclass(frozen=True)
 class Parity:
-    """Whether strategies produce the same weights."""
+    """Whether strategies produce the same weights, as written by `paceline verify --json`."""
 
     description: str
-    differences: Sequence[Difference]
+    # Each has a strategy, kind, network, value (None if it is not finite), tolerance and worst tensor.
+    differences: Sequence[Mapping[str, Any]]
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Parity:
         """Parse the output of `paceline verify --json`; raise KeyError, TypeError or ValueError if it is invalid."""
-        differences = [Difference(**one) for one in content["differences"]]
-        finite = [one if math.isfinite(one.value or 0.0) else replace(one, value=None) for one in differences]
-        return cls(str(content["description"]), finite)  # JSON has no NaN
+        differences = [
+            {**{name: str(one[name]) for name in ("strategy", "kind", "network", "worst")}}
+            | {"value": _finite(one["value"]), "tolerance": float(one["tolerance"])}
+            for one in content["differences"]
+        ]
+        return cls(str(content["description"]), differences)
 
     @property
     def holds(self) -> bool:
         """Whether every difference is finite and within its tolerance."""
-        return all(one.value is not None and one.value <= one.tolerance for one in self.differences)
+        return all(one["value"] is not None and one["value"] <= one["tolerance"] for one in self.differences)
 
     def __str__(self) -> str:
-        values = [one.value for one in self.differences if one.value is not None]
+        values = [one["value"] for one in self.differences if one["value"] is not None]
         largest = f"largest difference {max(values):.1e}" if values else "no difference measured"
         return f"{'the weights agree' if self.holds else 'the weights differ'}, {largest}"
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)  # JSON has no NaN
 
 
 @dataclass(frozen=True)
@@ -306,16 +251,77 @@ class Report:
     metric: Metric
     subject: str  # what the groups differ in, as a column heading
     groups: Mapping[str, Group]
-    best_group: str | None  # group with the best selection metric
     cells: Sequence[Cell]
     counts: Mapping[str, int]  # how many runs were requested, how many have results ("done") and how many do not
     runs: Mapping[str, Run]
     recommendation: Recommendation | None
     scaling_costs: Mapping[str, Explanation]
-    time_split: Mapping[str, Mapping[str, float]]  # seconds per epoch for each activity, and their total
     parity: Mapping[str, Parity]
     samples: Sequence[Sample]  # real images if there are any, then the last samples of each group
     progress: Mapping[str, Sequence[Sample]]  # samples during training by the label of their run
     provenance: Mapping[str, str]
     settings: Mapping[str, SettingValue]  # settings with the same value in all runs
     not_measured: Sequence[str]
+
+
+NO_VALUE = "–"
+DISPLAY_NAMES = {"top1": "top-1", "top5": "top-5"}
+
+
+def is_share(metric: str) -> bool:
+    """Return whether a metric is a percentage of the evaluated samples."""
+    return "/top" in metric
+
+
+def heading_of_metric(name: str) -> str:
+    """Return a metric name such as `test/top1` as a column heading: `test top-1, %`."""
+    split, _, metric = name.partition("/")
+    plain, bracket, label = metric.partition("[")
+    where = f" ({label.removesuffix(']')})" if bracket else ""
+    return f"{split} {DISPLAY_NAMES.get(plain, plain)}{', %' if is_share(name) else ''}{where}"
+
+
+def metric_in_text(name: str) -> str:
+    """Return a metric name such as `test/top1` for use in a sentence: `test top-1`."""
+    return heading_of_metric(name).replace(", %", "")
+
+
+def metrics_in_order(qualities: Iterable[Iterable[str]], first: str) -> list[str]:
+    """Return the names of all metrics without duplicates, starting with the most important one."""
+    names = dict.fromkeys(name for quality in qualities for name in quality)
+    return sorted(names, key=lambda name: name != first)
+
+
+def format_of(name: str, value: float | None) -> str:
+    """Return the number format of a metric, with more decimals for smaller values."""
+    size = abs(value or 0.0)
+    if is_share(name):
+        return ".2f"
+    return ".1f" if size >= 100 else ".2f" if size >= 10 else ".3f" if size >= 1 else ".4f"
+
+
+def number(value: float | None, spec: str) -> str:
+    """Return a number, or a dash if it is unknown."""
+    return NO_VALUE if value is None else f"{value:{spec}}"
+
+
+def with_spread(spec: str, summary: Summary | None) -> str:
+    """Return the mean, with ± standard deviation if there are several values."""
+    if summary is None:
+        return NO_VALUE
+    return f"{summary.mean:{spec}}" + ("" if summary.std is None else f" ± {summary.std:{spec}}")
+
+
+def metric_with_spread(name: str, summary: Summary | None) -> str:
+    """Return the mean of a metric, with its spread."""
+    return with_spread(format_of(name, summary.mean if summary else None), summary)
+
+
+def percent(share: float, decimals: int = 0) -> str:
+    """Return a fraction as a percentage."""
+    return f"{share:.{decimals}%}".replace("%", " %")
+
+
+def listed(labels: Iterable[str]) -> str:
+    """Join labels with commas; labels that contain a comma are quoted."""
+    return ", ".join(f"“{label}”" if "," in label else label for label in labels)

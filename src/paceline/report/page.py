@@ -16,12 +16,11 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from paceline.core.text import printable, printable_lines
+from paceline.core.text import printable
 from paceline.images.decode import BadImage, decode
-from paceline.report.content import Bullets, Commands, Images, Listing, Part, Plots, Section, Table
-from paceline.report.model import Report, Sample
+from paceline.report.content import Bullets, Commands, Images, Part, Plots, Section, Table
+from paceline.report.model import NO_VALUE, Report, Sample
 from paceline.report.plots import draw, legend_of
-from paceline.report.wording import NO_VALUE
 
 _NUMBER = re.compile(r"-?[\d.,]+(e[-+]?\d+)?×?(\s%)?( ± [\d.,]+)?|" + NO_VALUE)
 
@@ -50,8 +49,6 @@ def _part(part: Part, folder: Path) -> str:
             return "\n\n".join(_image(sample, folder) for sample in part.samples)
         case Commands():
             return "\n\n".join(f"{_plain(name)}:\n\n{_code(text)}" for name, text in part.commands.items())
-        case Listing():
-            return _code(part.text)
         case Bullets():
             return "\n".join(f"- {_plain(line)}" for line in part.lines)
         case Plots():
@@ -63,7 +60,7 @@ def _part(part: Part, folder: Path) -> str:
 def _code(text: str) -> str:
     """Return a code block, with a fence that the text does not contain."""
     fence = "`" * (3 + max((len(found) for found in re.findall("`+", text)), default=0))
-    return f"{fence}\n{printable_lines(text)}\n{fence}"
+    return f"{fence}\n{printable(text)}\n{fence}"
 
 
 def _image(sample: Sample, folder: Path) -> str:
@@ -117,11 +114,10 @@ def to_html(report: Report, sections: Sequence[Section]) -> str:
         "rich": _with_markup,
         "numeric": numeric_columns,
         "embedded": _embedded,
-        "anchor": _anchor,
+        "anchor": lambda title: re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-"),
         "printable": printable,
     }
-    kinds = (Table, Plots, Images, Commands, Listing, Bullets)
-    environment.tests |= {kind.__name__.lower(): _test_for(kind) for kind in kinds}
+    environment.tests |= {kind.__name__.lower(): _test_for(kind) for kind in (Table, Plots, Images, Commands, Bullets)}
     return environment.get_template("report.html").render(
         report=report,
         sections=sections,
@@ -134,11 +130,6 @@ def to_html(report: Report, sections: Sequence[Section]) -> str:
 
 def _test_for(kind: type[Part]) -> Callable[[Part], bool]:
     return lambda part: isinstance(part, kind)
-
-
-def _anchor(title: str) -> str:
-    """Return a title or name as an HTML id."""
-    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def _with_markup(text: str) -> Markup:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -12,35 +11,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.config.resolve import flatten
-from paceline.contracts.recipe import Recipe
-from paceline.core.files import read_bounded
-from paceline.core.text import printable, printable_lines
+from paceline.core.text import printable
 from paceline.core.types import Scalar, SettingValue
-from paceline.evaluation.protocol import NUM_GENERATED, NUM_REAL, Protocol
-from paceline.report.model import (
-    Checkpoint,
-    Point,
-    Run,
-    SampleFile,
-    SegmentChange,
-    SelectionMetric,
-    Speed,
-    StragglerRank,
-)
+from paceline.evaluation.protocol import Protocol
+from paceline.report.model import Point, Run, SampleFile, SelectionMetric, Speed
 from paceline.runs.finished_run import readable_config_of
 from paceline.runs.folder import RunFolder
-from paceline.runs.metrics import (
-    EVALUATION_SECONDS,
-    REAL_IMAGES,
-    SAMPLES,
-    STRAGGLER_RANK,
-    STRAGGLER_SLOWDOWN,
-    TRAINING_SECONDS,
-    read_rows,
-)
-from paceline.runs.profile_summary import PROFILE, SUMMARY_TEXT
-from paceline.runs.readings import LOAD_AVERAGE
-from paceline.runs.record import HARDWARE, RunRecord, changes
+from paceline.runs.metrics import REAL_IMAGES, SAMPLES, TRAINING_SECONDS, read_rows
+from paceline.runs.record import HARDWARE, changes
 
 LOADING, STEPPING = ("time/data_seconds",), ("time/step_seconds", "time/log_seconds")
 SAVING = ("time/save_seconds", "time/sample_seconds")
@@ -100,7 +78,7 @@ def log_intervals(lines: Sequence[Line], after_gaps: Collection[int] = (), since
     `after_gaps` contains the indices of lines that follow a broken line, so the length of their intervals is unknown.
     `since` is the number of images at which the run's last segment starts. Earlier intervals are left out.
     """
-    found: list[LogInterval] = []
+    intervals: list[LogInterval] = []
     images, settled, after_gap = 0, False, False
     for number, line in enumerate(lines):
         after_gap = after_gap or number in after_gaps
@@ -109,9 +87,9 @@ def log_intervals(lines: Sequence[Line], after_gaps: Collection[int] = (), since
             continue
         settled = settled and images > since
         if not after_gap and line.images > images >= since:
-            found.append(LogInterval(line.images - images, line, settled))
+            intervals.append(LogInterval(line.images - images, line, settled))
         images, settled, after_gap = line.images, True, False
-    return [interval for interval in found if interval.settled] or found
+    return [interval for interval in intervals if interval.settled] or intervals
 
 
 def _resumed(before: Line, line: Line) -> bool:
@@ -144,53 +122,6 @@ def _spread(intervals: Sequence[LogInterval]) -> float | None:
     return statistics.stdev(speeds) if len(speeds) > 1 else None
 
 
-def seconds_per_epoch(intervals: Sequence[LogInterval], lines: Sequence[Line], since: int = 0) -> dict[str, float]:
-    """Return the seconds per epoch that each activity takes, measured by the host's clock.
-
-    Activities whose time is unknown are omitted. Lines before the run's last segment, which starts at `since`
-    images, are not used.
-    """
-    lines = [line for line in lines if line.images > since]
-    taken, images = [one.line for one in intervals], sum(one.images for one in intervals)
-    last = next((line for line in reversed(lines) if line.get("epoch")), None)
-    epoch = last.get("epoch") if last else None
-    if not images or last is None or not epoch:
-        return {}
-    per_epoch = last.images / epoch / images
-    epochs = epoch * (1 - since / last.images)
-    seconds = {"data": total(taken, LOADING) * per_epoch, "step": total(taken, STEPPING) * per_epoch}
-    if all(one.settled for one in intervals):
-        seconds["between_steps"] = sum(one.seconds - one.timed_seconds for one in intervals) * per_epoch
-    if any(line.get(EVALUATION_SECONDS) is not None for line in lines):
-        seconds["evaluation"] = total(lines, [EVALUATION_SECONDS]) / epochs
-    if saving := total(lines, SAVING):  # no line includes the last save, because each line is logged before a save
-        seconds["saving"] = saving / epochs
-    return seconds
-
-
-def find_straggler(lines: Sequence[Line]) -> StragglerRank | None:
-    """Return the rank that was the straggler in most log intervals; None if there was none."""
-    found = [
-        (int(rank), line.get(STRAGGLER_SLOWDOWN) or 0.0)
-        for line in lines
-        if (rank := line.get(STRAGGLER_RANK)) is not None
-    ]
-    counts = Counter(rank for rank, _ in found if rank >= 0)
-    if not counts:
-        return None
-    rank, count = counts.most_common(1)[0]
-    return StragglerRank(rank, count / len(found), statistics.median(slow for one, slow in found if one == rank))
-
-
-def read_profile(run: Path) -> str:
-    """Return the text of a run's profile; empty if there is none."""
-    try:
-        return printable_lines(read_bounded(run / PROFILE / SUMMARY_TEXT, MAX_PROFILE_BYTES).decode(errors="replace"))
-    except OSError:
-        return ""
-
-
-MAX_PROFILE_BYTES = 2**16
 MAX_POINTS = 150  # maximum number of points per curve; more would not be visible
 NOT_LOSSES = {"time", "lr", "ranks", "spread", "gpu", "host", "train", "validation", "test"}  # other groups of metrics
 LARGEST_VALUE = 1e300  # limit for numbers, because JSON can contain numbers that overflow a float
@@ -204,17 +135,23 @@ def read_run(path: str) -> Run:
     folder = RunFolder(Path(path))
     record = folder.read_record(path)
     assert record is not None
-    segment = record.segment
-    segment_changes = _segment_changes(record)
-    since = segment_changes[-1].images if segment_changes else 0
+    segments = record.segments
+    since = segments[-2].until_images if len(segments) > 1 else 0
     provenance = {as_words(name): as_words(text) for name, text in record.provenance.versions_and_hardware.items()}
     lines, after_gaps, broken = _read_lines(folder.path)
-    recent = [line for line in lines if line.images > since]
     intervals = log_intervals(lines, after_gaps, since)
-    recipe = config.recipe_class
-    selection_metric, selected = _select(lines, recipe, folder)
-    quality = _quality(lines, recipe, selected)
-    run = config.run
+    run, evaluation = config.run, config.recipe_class.evaluation
+    evaluated = _values_of(lines, evaluation.best)
+    choose = max if evaluation.mode == "max" else min
+    best, selected = choose(evaluated, key=lambda pair: pair[0]) if evaluated else (None, None)
+    tested = next((line for line in reversed(lines) if line.get(TESTED_CHECKPOINT) is not None), None)
+    source, split = (tested, "test") if tested else (selected, evaluation.split)
+    measured = source.values if source else {}
+    quality = {
+        name: value
+        for name, value in measured.items()
+        if name.startswith(f"{split}/") and name.split("/")[1] not in NOT_QUALITY
+    }
     gpus = run.gpus.split(",") if run.gpus else []
     real_images = folder.path / SAMPLES / f"{REAL_IMAGES}-{0:012}.png"
     return Run(
@@ -222,47 +159,43 @@ def read_run(path: str) -> Run:
         recipe=as_words(config.recipe_name),
         data=as_words(run.data),
         fingerprint=as_words(record.provenance.data),
-        strategy=as_words(segment.strategy),
-        devices=segment.devices,
+        strategy=as_words(record.segment.strategy),
+        devices=record.segment.devices,
         shares_a_gpu=len(set(gpus)) < len(gpus),
         batch=int(run.batch_size) if run.batch_size.isdecimal() else 0,
         seed=run.seed,
         precision=run.precision,
-        settings=_settings(record),
+        settings={as_words(name): _shown(value) for name, value in flatten(record.settings).items()},
         provenance=provenance,
-        hardware=_hardware(as_words(segment.accelerator), provenance),
+        # "none" for components that the machine does not have
+        hardware={"accelerator": as_words(record.segment.accelerator)}
+        | {name: provenance.get(name, "none") for name in HARDWARE},
         images=max((line.images for line in lines), default=0),
         seconds=max((line.seconds for line in lines), default=0.0),
         finished=_has_finished(folder, lines, run.images, run.epochs),
-        best=(recipe.evaluation.best, recipe.evaluation.mode),
+        best=(evaluation.best, evaluation.mode),
         quality=quality,
-        selection_metric=selection_metric,
-        checkpoint=_checkpoint(lines, selected),
+        selection_metric=_selection(best, selected, evaluation.best),
+        checkpoint=int(tested.get(TESTED_CHECKPOINT) or 0) if tested else selected.images if selected else None,
         speed=speed_of(intervals),
-        seconds_per_epoch=seconds_per_epoch(intervals, lines, since),
-        gpu=_gpu(recent, len(set(gpus)) or segment.devices),
+        gpu=_gpu([line for line in lines if line.images > since], len(set(gpus)) or record.segment.devices),
         losses=_losses(lines),
-        selection_curve=_selection_curve(lines, recipe.evaluation.best),
+        selection_curve=_downsample([Point(line.images, line.seconds, value) for value, line in evaluated]),
         protocols={name: protocol for name in quality if (protocol := _protocol(folder, name))},
         samples=_sample_files(folder.path / SAMPLES),
         real_images=str(real_images) if real_images.is_file() else "",
         broken_lines=broken,
-        segment_changes=segment_changes,
-        num_threads=int(provenance["threads"]) if provenance.get("threads", "").isdecimal() else None,
-        straggler=find_straggler(recent),
-        profile=read_profile(folder.path),
-        load_average=_mean_load(recent),
+        changes=[
+            as_words(f"at {before.until_images:,} images ({', '.join(changes(before, after))})")
+            for before, after in pairwise(segments)
+        ],
     )
 
 
 def _sample_files(folder: Path) -> list[SampleFile]:
     """Return a run's sample images in the order in which they were generated."""
-    found = [(path.stem.removeprefix(f"{SAMPLES}-"), path) for path in folder.glob(f"{SAMPLES}-*.png")]
-    return sorted(SampleFile(int(number), str(path)) for number, path in found if number.isdecimal())
-
-
-def _settings(record: RunRecord) -> dict[str, SettingValue]:
-    return {as_words(name): _shown(value) for name, value in flatten(record.settings).items()}
+    numbers = [(path.stem.removeprefix(f"{SAMPLES}-"), path) for path in folder.glob(f"{SAMPLES}-*.png")]
+    return sorted(SampleFile(int(number), str(path)) for number, path in numbers if number.isdecimal())
 
 
 def _protocol(folder: RunFolder, metric: str) -> Protocol:
@@ -294,17 +227,6 @@ def _is_plausible(value: float | None) -> bool:
     return value is None or abs(value) < LARGEST_VALUE
 
 
-def _segment_changes(record: RunRecord) -> list[SegmentChange]:
-    """Return the changes between consecutive segments of the run."""
-    pairs = pairwise(record.segments)
-    return [SegmentChange(int(one.until_images or 0), as_words(", ".join(changes(one, after)))) for one, after in pairs]
-
-
-def _hardware(accelerator: str, provenance: Mapping[str, str]) -> dict[str, str]:
-    """Return the hardware by name, with "none" for components that the machine does not have."""
-    return {"accelerator": accelerator} | {name: provenance.get(name, "none") for name in HARDWARE}
-
-
 def _has_finished(folder: RunFolder, lines: Sequence[Line], images: int, epochs: float) -> bool:
     """Return whether the last checkpoint is at or past the configured length of training."""
     epoch = next((line.images / passed for line in reversed(lines) if (passed := line.get("epoch"))), 0.0)
@@ -319,67 +241,31 @@ def _full_name(line: Line, metric: str) -> str:
 
 def _values_of(lines: Sequence[Line], metric: str) -> list[tuple[float, Line]]:
     """Return the finite values of a metric, each with its line."""
-    found = [(line.get(_full_name(line, metric)), line) for line in lines]
-    return [(value, line) for value, line in found if value is not None]
+    return [(value, line) for line in lines if (value := line.get(_full_name(line, metric))) is not None]
 
 
-def _select(
-    lines: Sequence[Line], recipe: type[Recipe], folder: RunFolder
-) -> tuple[SelectionMetric | None, Line | None]:
-    """Return the metric that selected the checkpoint, and its log line; None for both if nothing was evaluated."""
-    metric, mode = recipe.evaluation.best, recipe.evaluation.mode
-    evaluated = _values_of(lines, metric)
-    if not evaluated:
-        return None, None
-    value, line = (max if mode == "max" else min)(evaluated, key=lambda pair: pair[0])
-    count = line.get(f"{metric.partition('/')[0]}/count")
-    name = _full_name(line, metric)
-    protocol = folder.protocol_of(name)
-    num_real = protocol.get(NUM_REAL) if NUM_GENERATED in protocol else None
-    return SelectionMetric(name, value, line.images, count, num_real if isinstance(num_real, int) else None), line
-
-
-def _checkpoint(lines: Sequence[Line], selected: Line | None) -> Checkpoint | None:
-    """Return the checkpoint that was evaluated: on the test split if there is one, or else on the selection split."""
-    tested = _values_of(lines, TESTED_CHECKPOINT)
-    if not tested and selected is None:
+def _selection(value: float | None, line: Line | None, metric: str) -> SelectionMetric | None:
+    if value is None or line is None:
         return None
-    images = int(tested[-1][0]) if tested else selected.images if selected else 0
-    last = max(line.images for line in lines)
-    is_best = selected is not None and selected.images == images
-    return Checkpoint(images, is_best, images == last, tested[-1][1].get("test/count") if tested else None)
-
-
-def _mean_load(lines: Sequence[Line]) -> float | None:
-    loads = [value for value, _ in _values_of(lines, LOAD_AVERAGE)]
-    return sum(loads) / len(loads) if loads else None
-
-
-def _quality(lines: Sequence[Line], recipe: type[Recipe], selected: Line | None) -> dict[str, float | None]:
-    """Return the metrics of the selected checkpoint, on the test split if there is one."""
-    tested = [line for line in lines if TESTED_CHECKPOINT in line.values]
-    source = tested[-1] if tested else selected
-    split = "test" if tested else recipe.evaluation.split
-    found = {name: value for name, value in source.values.items() if name.startswith(f"{split}/")} if source else {}
-    return {name: value for name, value in found.items() if name.split("/")[1] not in NOT_QUALITY}
+    return SelectionMetric(_full_name(line, metric), value, line.get(f"{metric.partition('/')[0]}/count"))
 
 
 def _gpu(lines: Sequence[Line], num_gpus: int) -> dict[str, float]:
     """Return NVML measurements for the first process's GPU, with its energy multiplied by `num_gpus`."""
     read = [line for line in lines if "gpu/utilisation" in line.values]
-    found: dict[str, float] = {}
-    for name, key in (("utilisation", "gpu/utilisation"), ("power_watts", "gpu/power_watts")):
-        values = [value for line in read if (value := line.get(key)) is not None]
+    readings: dict[str, float] = {}
+    for name in ("utilisation", "power_watts"):
+        values = [value for line in read if (value := line.get(f"gpu/{name}")) is not None]
         if values:
-            found[name] = sum(values) / len(values)
+            readings[name] = sum(values) / len(values)
     peaks = [peak for line in lines if (peak := line.get("gpu/peak_memory_gib")) is not None]
     if peaks:
-        found["peak_memory_gib"] = max(peaks)
+        readings["peak_memory_gib"] = max(peaks)
     energy = [(line.images, joules) for line in read if (joules := line.get("gpu/energy_joules"))]
     if len(energy) > 1 and energy[-1][0] > energy[0][0] and energy[-1][1] > energy[0][1]:
         images, joules = energy[-1][0] - energy[0][0], num_gpus * (energy[-1][1] - energy[0][1])
-        found["joules_per_1000_images"] = 1000 * joules / images
-    return found
+        readings["joules_per_1000_images"] = 1000 * joules / images
+    return readings
 
 
 def _losses(lines: Sequence[Line]) -> dict[str, list[Point]]:
@@ -389,10 +275,6 @@ def _losses(lines: Sequence[Line]) -> dict[str, list[Point]]:
         name: _downsample([Point(x.images, x.seconds, value) for x in lines if (value := x.get(name)) is not None])
         for name in losses
     }
-
-
-def _selection_curve(lines: Sequence[Line], metric: str) -> list[Point]:
-    return _downsample([Point(line.images, line.seconds, value) for value, line in _values_of(lines, metric)])
 
 
 def _downsample(points: list[Point]) -> list[Point]:

@@ -1,4 +1,4 @@
-"""Checkpoints: written atomically, by one or several processes, without pickle, with the SHA-256 of every file."""
+"""Checkpoints: written atomically in a thread, by one or several processes, without pickle, with their SHA-256."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Protocol
+from time import perf_counter
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol
 
 from safetensors import SafetensorError
 from torch import Tensor
 
 from paceline.config.files import RUN_FORMAT
+from paceline.core.background import Background
 from paceline.core.errors import UserError, unknown
 from paceline.core.files import (
     SAFETENSORS,
@@ -31,6 +34,7 @@ from paceline.core.files import (
 )
 from paceline.core.text import print_line
 from paceline.core.types import JsonObject
+from paceline.core.watch import beat
 from paceline.runs.tensor_files import (
     TensorNotes,
     apply_notes,
@@ -41,7 +45,7 @@ from paceline.runs.tensor_files import (
     write_tensors,
 )
 
-INVALID = (ValueError, KeyError, TypeError, OverflowError)
+INVALID = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 ScalerState = Mapping[str, float]  # state of a GradScaler; empty if it is disabled
 
 
@@ -67,17 +71,20 @@ class CheckpointNumbers:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, content: object, images: int) -> CheckpointNumbers:
+    def from_json(cls, content: Any, images: int) -> CheckpointNumbers:
         """Parse the values for the checkpoint at `images`; raise one of the errors in `INVALID` if any is invalid."""
-        if not isinstance(content, dict):
-            raise TypeError("the content is not a JSON object")
-        if content["images"] != images or type(content["images"]) is not int:
-            raise ValueError(f"`images` is {content['images']!r}, but the folder is named {images}")
-        scalers = content["scalers"]
-        if not isinstance(scalers, dict):
-            raise TypeError("`scalers` is not a JSON object")
+        _count(content["images"], "images", images, images)
         evaluated_at = _count(content["evaluated_at"], "evaluated_at", -1, images)
-        return cls(_best(content["best"], images), evaluated_at, {name: _scaler(one) for name, one in scalers.items()})
+        best, scalers = content["best"], content["scalers"]
+        if best is not None:
+            if not isinstance(best["name"], str):
+                raise TypeError("best.name is not a string")
+            seen = _count(best["images"], "best.images", 0, images)
+            best = Best(best["name"], _number(best["value"], "best.value"), seen)
+        for name, values in scalers.items():
+            if not all(math.isfinite(_number(value, "a scaler's value")) for value in values.values()):
+                raise ValueError(f"the scaler of {name!r} has a value that is not finite")
+        return cls(best, evaluated_at, scalers)
 
 
 @dataclass(frozen=True)
@@ -104,24 +111,6 @@ class Snapshot:
         return self.numbers.best.images if self.numbers.best else self.images
 
 
-def _best(content: object, images: int) -> Best | None:
-    if content is None:
-        return None
-    if not isinstance(content, dict) or not isinstance(content["name"], str):
-        raise TypeError("`best` is not a JSON object that contains a name")
-    value = _number(content["value"], "best.value")
-    return Best(content["name"], value, _count(content["images"], "best.images", 0, images))
-
-
-def _scaler(content: object) -> ScalerState:
-    if not isinstance(content, dict):
-        raise TypeError("`scalers` contains a value that is not a JSON object")
-    for name, value in content.items():
-        if not math.isfinite(_number(value, f"a scaler's {name}")):
-            raise ValueError(f"a scaler's {name} is {value}: expected a finite number")
-    return content
-
-
 def _count(value: object, name: str, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:  # `isinstance` would accept a bool
         raise ValueError(f"{name} is {value!r:.40}: expected a whole number from {low} to {high}")
@@ -140,8 +129,7 @@ STATE = f"state{SAFETENSORS}"
 TENSORS = (WEIGHTS, STATE)
 
 
-@dataclass(frozen=True)
-class Written:
+class Written(NamedTuple):
     """A tensor file that is complete and synced."""
 
     sha256: str
@@ -162,21 +150,19 @@ def write_alone(folder: Path, snapshot: Snapshot, metadata: Mapping[str, str]) -
 MANIFEST = "manifest.json"
 NUMBERS = "state.json"
 MAX_TENSOR_BYTES = 2**40
-UNREADABLE = (*INVALID, AttributeError, RuntimeError, SafetensorError)
+MISMATCH = "does not match its recorded SHA-256"
+UNREADABLE = (*INVALID, RuntimeError, SafetensorError)
 
 
 class Damaged(UserError):
     """Raised for a checkpoint that is missing, or whose files do not match its manifest."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        is_missing = not path.exists()
-        super().__init__(f"checkpoint {path} is {'missing' if is_missing else f'damaged: {reason}'}")
-        self.reason = reason
-        self.problem = f"checkpoint {path} is {'missing' if is_missing else f'damaged ({reason})'}"
+        self.problem = f"checkpoint {path} is {f'damaged ({reason})' if path.exists() else 'missing'}"
+        super().__init__(self.problem)
 
 
-@dataclass(frozen=True)
-class _Manifest:
+class _Manifest(NamedTuple):
     """The content of manifest.json."""
 
     sha256: Mapping[str, str]  # by file name
@@ -246,7 +232,7 @@ def _read_manifest(path: Path) -> _Manifest:
             reads = f"but this version of Paceline reads format {RUN_FORMAT}"
             raise Damaged(path, f"{MANIFEST} has format {manifest['format']}, {reads}")
         if manifest.pop("seal") != checksum_of_content(manifest):
-            raise Damaged(path, f"{MANIFEST} does not match its recorded SHA-256")
+            raise Damaged(path, f"{MANIFEST} {MISMATCH}")
         digests = {name: manifest["sha256"][name] for name in (*TENSORS, NUMBERS)}
         return _Manifest(digests, {name: TensorNotes.from_json(manifest["tensors"][name]) for name in TENSORS})
 
@@ -255,20 +241,16 @@ def _read_file(path: Path, name: str, manifest: _Manifest) -> bytes:
     """Return the content of a file; raise Damaged if it does not match the manifest."""
     with _reporting_damage(path, name):
         content = read_bounded(path / name, MAX_TENSOR_BYTES)
-    _compare(path, name, sha256(content).hexdigest(), manifest)
+        if sha256(content).hexdigest() != manifest.sha256[name]:
+            raise Damaged(path, f"{name} {MISMATCH}")
     return content
 
 
 def _check_file(path: Path, name: str, manifest: _Manifest) -> None:
     """Raise Damaged if a file does not match the manifest."""
     with _reporting_damage(path, name), open_bounded(path / name, MAX_TENSOR_BYTES) as file:
-        digest = file_digest(file, "sha256").hexdigest()
-    _compare(path, name, digest, manifest)
-
-
-def _compare(path: Path, name: str, digest: str, manifest: _Manifest) -> None:
-    if digest != manifest.sha256[name]:
-        raise Damaged(path, f"{name} does not match its recorded SHA-256")
+        if file_digest(file, "sha256").hexdigest() != manifest.sha256[name]:
+            raise Damaged(path, f"{name} {MISMATCH}")
 
 
 def _read_numbers(path: Path, manifest: _Manifest) -> CheckpointNumbers:
@@ -329,7 +311,13 @@ class Checkpoints:
                     shutil.rmtree(leftover)
             temporary.mkdir()
             written = write(temporary, snapshot, self.describe())
-            for name, content in ((NUMBERS, numbers), (MANIFEST, _manifest(written, numbers))):
+            manifest = {
+                "format": RUN_FORMAT,
+                "sha256": {name: one.sha256 for name, one in written.items()} | {NUMBERS: sha256(numbers).hexdigest()},
+                "tensors": {name: asdict(one.notes) for name, one in written.items()},
+            }
+            sealed = _encode(manifest | {"seal": checksum_of_content(manifest)})
+            for name, content in ((NUMBERS, numbers), (MANIFEST, sealed)):
                 (temporary / name).write_bytes(content)
                 sync(temporary / name)
             sync(temporary)
@@ -458,16 +446,6 @@ def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
         return last
 
 
-def _manifest(written: Mapping[str, Written], numbers: bytes) -> bytes:
-    """Return the content of manifest.json."""
-    manifest = {
-        "format": RUN_FORMAT,
-        "sha256": {name: one.sha256 for name, one in written.items()} | {NUMBERS: sha256(numbers).hexdigest()},
-        "tensors": {name: asdict(one.notes) for name, one in written.items()},
-    }
-    return _encode(manifest | {"seal": checksum_of_content(manifest)})
-
-
 def _encode(content: object) -> bytes:
     return json.dumps(content, indent=1).encode()
 
@@ -536,3 +514,75 @@ def _write_own(folder: Path, snapshot: Snapshot, *, only_rows: bool) -> str:
     except Exception as error:  # the other processes wait for this one, so every error must be reported to them
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+LAST_SECONDS = 2.0  # maximum time to wait for a save after a second Ctrl-C
+
+
+class Saver(Background):
+    """Writes one checkpoint at a time in a thread; an error in the thread is raised at the next call.
+
+    The `with` block waits for a pending save before it exits, even after an error.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, writers: Writers | None = None) -> None:
+        """Create a saver. `writers` are the processes that write each checkpoint together, if there are several."""
+        super().__init__("saver")
+        self.checkpoints, self.writers = checkpoints, writers
+        self.num_saves = 0
+        self.saved_at = -1  # images seen at the last checkpoint that this process has completed
+        self.seconds = 0.0  # total time spent in the thread
+
+    def save(
+        self,
+        snapshot: Callable[[], Snapshot],
+        keep: int,
+        best: int | None,
+        *,
+        before: Callable[[], None] = lambda: None,
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start writing a snapshot, which must no longer change; all functions are called in the thread."""
+        self.wait()
+
+        def write() -> None:
+            began = perf_counter()
+            try:
+                taken = snapshot()
+                if self._write(taken, before):
+                    self.saved_at = taken.images
+                    beat()
+                    self.checkpoints.prune(keep, best)
+                    self.num_saves += 1
+                    after()
+            finally:
+                self.seconds += perf_counter() - began
+
+        self.add(write)
+
+    def _write(self, snapshot: Snapshot, before: Callable[[], None]) -> bool:
+        """Write a checkpoint, or this process's part of it; return whether this process completes checkpoints."""
+        if self.writers and self.writers.rank > 0:
+            help_write(snapshot, self.writers)
+            return False
+        with joint_writer(self.writers) if self.writers else nullcontext(write_alone) as write:
+            before()
+            self.checkpoints.save(snapshot, write)
+        return True
+
+    def describe_cost(self, in_loop: float) -> str:
+        """Return a line about the seconds spent on checkpoints, in the training loop and in the thread."""
+        checkpoints = "1 checkpoint" if self.num_saves == 1 else f"{self.num_saves} checkpoints"
+        return f"saved {checkpoints}: {in_loop:.2f} s in the loop, {self.seconds:.2f} s in the background"
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:  # an error from the save must not hide the first error
+                self.wait()
+        finally:
+            self.close(LAST_SECONDS if kind and issubclass(kind, KeyboardInterrupt) else math.inf)

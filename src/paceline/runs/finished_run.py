@@ -19,8 +19,7 @@ from paceline.core.text import print_line
 from paceline.core.trust import check_may_run, may_run
 from paceline.core.types import SettingValue, SettingValues
 from paceline.data.fingerprint import describe_samples, is_same_data
-from paceline.data.open_sources import data_name, open_sources, open_training_samples
-from paceline.data.source import RegisteredSources
+from paceline.data.source import data_name, open_sources, open_training_samples
 from paceline.data.stream import cropped
 from paceline.evaluation.contract import OpenedRun
 from paceline.models.torch_file import TORCH_SUFFIXES, describe_import
@@ -61,7 +60,7 @@ def readable_config_of(run: str, *, trust: bool = False) -> Config:
     kept = flatten(inherited(record.settings))
     known = {name: value for name, value in kept.items() if plain_name(name.rpartition(".")[2]) in SHARED_SETTINGS}
     layers = [(str(Path(run) / CONFIG), Inherited(known))]
-    return resolve(record.recipe, Recipe, layers, RegisteredSources(), load_source=False)
+    return resolve(record.recipe, Recipe, layers, load_source=False)
 
 
 def check_not_file(run: str) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-import re
 import shlex
 import socket
-from collections.abc import Iterable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -26,6 +24,7 @@ from paceline.core.files import (
     read_bounded,
     remove_leftovers,
     sync,
+    user_path,
     why,
     write_json,
 )
@@ -38,21 +37,13 @@ from paceline.runs.status import Status
 from paceline.runs.weights import DATA_SPEC_FILE, read_data_spec, weights_metadata
 
 DEFAULT_PARENT = Path("runs")  # the folder of runs that have no `--out`
-MAX_SETTINGS, MAX_LENGTH = 3, 60  # limits for the part that is added to the name
 
 
-def suggest_other_folder(path: Path, config: Config, changed: Iterable[str] = ()) -> str:
-    """Return the flag that starts another run: `--name NAME`, or `--out FOLDER` if the folder is not in runs/.
-
-    The name is that of the existing run, followed by the changed settings (`name: old → new`) or else by a number.
-    """
+def suggest_other_folder(path: Path, config: Config) -> str:
+    """Return the flag that starts another run: `--name NAME`, or `--out FOLDER` if the folder is not in runs/."""
     stages = [stage for names in config.recipe_class.stages.values() for stage in names]
     run = path.parent if path.name in stages else path  # a stage is a subfolder of its run
-    words = [f"{one.partition(': ')[0]}-{one.rpartition(' → ')[2]}" for one in list(changed)[:MAX_SETTINGS]]
-    added = re.sub(r"[^A-Za-z0-9._]+", "-", "-".join(words))[:MAX_LENGTH].strip("-.")
-    base = f"{run.name}-{added}" if added else run.name
-    candidates = (base if number == 1 and added else f"{base}-{number}" for number in count(1 if added else 2))
-    name = next(name for name in candidates if not (run.parent / name).exists())
+    name = next(name for number in count(2) if not (run.parent / (name := f"{run.name}-{number}")).exists())
     if run.parent == DEFAULT_PARENT:
         return f"--name {shlex.quote(name)}"
     return f"--out {shlex.quote(str(run.parent / name))}"
@@ -67,8 +58,7 @@ class RunFolder:
     """The settings, metrics, samples, checkpoints and logs of one run."""
 
     def __init__(self, path: Path) -> None:
-        _check_name(path)
-        self.path = path
+        self.path = user_path(path)
         self.checkpoints = Checkpoints(path / "checkpoints", self.describe_weights)
         self._lock: Lock | None = None
         self._total_images: int | None = None  # None until the run has started
@@ -206,7 +196,7 @@ class RunFolder:
             raise UserError(
                 f"--out {self.path}: this run was trained with different settings ({'; '.join(changed)}); "
                 "use the same settings to resume it, or add "
-                f"{suggest_other_folder(self.path, config, changed)} to start another run"
+                f"{suggest_other_folder(self.path, config)} to start another run"
             )
         if data is not None and not is_same_data(record.provenance.data, data):
             raise UserError(
@@ -259,17 +249,6 @@ class RunFolder:
         assert record is not None
         length = {"epochs": config.run.epochs, "images": config.run.images}
         dataclasses.replace(record, settings={**record.settings, **length}).write(self.path)
-
-
-def _check_name(path: Path) -> None:
-    """Raise UserError for a path that contains a null character or is too long."""
-    try:
-        path.lstat()
-    except ValueError:
-        raise UserError(f"{str(path)!r}: a path cannot contain a null character") from None
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise UserError(f"{str(path)[:60]}…: {error.strerror}; choose a shorter name") from None
 
 
 def _record_of(config: Config, provenance: Provenance) -> RunRecord:

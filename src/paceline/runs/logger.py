@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -164,8 +165,6 @@ def describe_run(folder: Path) -> dict[str, SettingValue]:
     return {name: redact(value) if isinstance(value, str) else value for name, value in found.items()}
 
 
-MAX_LINES = 10_000  # entries that wait for a logger; further lines and images are dropped
-MAX_IMAGES = 16
 MAX_LINES_AT_ONCE = 100
 
 
@@ -177,12 +176,6 @@ class SampleImage(NamedTuple):
     pixels: Pixels
 
 
-class Flush(NamedTuple):
-    """A request to store everything that was logged before it."""
-
-    done: threading.Event
-
-
 class End(NamedTuple):
     """The last entry of a run."""
 
@@ -190,7 +183,8 @@ class End(NamedTuple):
     weights: Path | None
 
 
-Entry: TypeAlias = LogLine | SampleImage | Flush | End
+Entry: TypeAlias = LogLine | SampleImage | threading.Event | End  # the event is set when everything before is stored
+MAX_WAITING: dict[type, int] = {LogLine: 10_000, SampleImage: 16}  # entries; further ones are dropped
 
 FIRST_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 30.0
@@ -204,12 +198,9 @@ class LoggerThread:
     def __init__(self, name: str, logger_class: type[Logger], folder: Path, images: int) -> None:
         self.name = name
         self._queue: Queue[Entry] = Queue()
-        self._room_for_images = threading.Semaphore(MAX_IMAGES)
-        self._flush: Flush | None = None  # the last request
-        self._added: Counter[type] = Counter()
-        self._delivered: Counter[type] = Counter()
-        self._is_full = False  # whether it has been reported that entries are dropped
-        self._is_off = False  # whether the logger has failed or finished
+        self._flushed: threading.Event | None = None  # the last request
+        self._queued, self._delivered, self._dropped = Counter[type](), Counter[type](), Counter[type]()
+        self._is_off = False  # whether the logger has failed
         self._given_up = threading.Event()
         self._thread = threading.Thread(
             target=self._run, args=(partial(logger_class, folder, images),), name=f"logger {name}", daemon=True
@@ -218,60 +209,53 @@ class LoggerThread:
 
     def add(self, entry: Entry) -> None:
         """Queue an entry without waiting; drop a line or an image if there is no room for it."""
-        self._added[type(entry)] += 1
-        if isinstance(entry, Flush | End) or self._has_room(entry):
+        kind = type(entry)
+        if self._queued[kind] - self._delivered[kind] < MAX_WAITING.get(kind, math.inf):
+            self._queued[kind] += 1
             self._queue.put(entry)
-        elif not self._is_full and not self._is_off:
-            self._is_full = True
+            return
+        if not self._dropped and not self._is_off:
             self._report("is too slow: its queue is full, so entries are dropped; the run folder contains all of them")
+        self._dropped[kind] += 1
 
-    def _has_room(self, entry: Entry) -> bool:
-        if self._is_off or self._queue.qsize() >= MAX_LINES:
-            return False
-        return not isinstance(entry, SampleImage) or self._room_for_images.acquire(blocking=False)
-
-    def request_flush(self) -> Flush | None:
+    def request_flush(self) -> threading.Event | None:
         """Request a flush; return None if the last flush is not finished, so that no caller waits for it again."""
-        if self._is_off or (self._flush and not self._flush.done.is_set()):
+        if self._is_off or (self._flushed and not self._flushed.is_set()):
             return None
-        self._flush = Flush(threading.Event())
-        self.add(self._flush)
-        return None if self._is_off else self._flush
+        self._flushed = threading.Event()
+        self.add(self._flushed)
+        return None if self._is_off else self._flushed
 
     def join(self, until: float) -> None:
         """Wait until the last entry is delivered, at most until the given time; then report what was lost."""
-        began = time.monotonic()
-        announced = False
+        announce_at = time.monotonic() + SILENT_SECONDS
         while self._thread.is_alive() and (left := until - time.monotonic()) > 0:
             self._thread.join(min(left, SLICE_SECONDS))
             beat()
-            if not announced and time.monotonic() - began > SILENT_SECONDS and self._thread.is_alive():
-                announced = True
+            if time.monotonic() > announce_at and self._thread.is_alive():
+                announce_at = math.inf
                 self._report(f"is still sending; waiting up to {max(0.0, until - time.monotonic()):.0f} s")
         self._given_up.set()
         if self._thread.is_alive():
             self._report("did not finish in time; its log may be incomplete, but the run folder contains everything")
         elif self._is_off:
             return
-        lost = self._added - self._delivered
+        lost = self._dropped + (self._queued - self._delivered)
         if lost[LogLine] or lost[SampleImage]:
             self._report(f"dropped {_count(lost[LogLine], 'line')} and {_count(lost[SampleImage], 'image')}")
 
     def _run(self, open_logger: Callable[[], Logger]) -> None:
         try:
             logger = open_logger()
-            self._repeat(logger.connect)
-            for entries in self._batches():
-                self._repeat(partial(_deliver, logger, entries))
-                self._delivered.update(map(type, entries))
-                if isinstance(entries[0], SampleImage):
-                    self._room_for_images.release()
-        except _GivenUp:
-            pass
+            if self._repeat(logger.connect):
+                for entries in self._batches():
+                    if not self._repeat(partial(_deliver, logger, entries)):
+                        return
+                    self._delivered.update(map(type, entries))
         except Exception as error:
             self._is_off = True
-            if self._flush:
-                self._flush.done.set()
+            if self._flushed:
+                self._flushed.set()
             if not self._given_up.is_set():
                 self._report(f"is switched off: {one_line(error)}; training continues without it")
 
@@ -291,8 +275,8 @@ class LoggerThread:
             if not isinstance(entry, LogLine):
                 yield [entry]
 
-    def _repeat(self, call: Callable[[], None]) -> None:
-        """Call a function; repeat the call, with growing pauses, for as long as the server does not answer."""
+    def _repeat(self, call: Callable[[], None]) -> bool:
+        """Call a function, with growing pauses while the server does not answer; return False if it was given up."""
         pause = FIRST_RETRY_SECONDS
         while not self._given_up.is_set():
             try:
@@ -305,15 +289,11 @@ class LoggerThread:
             else:
                 if pause > FIRST_RETRY_SECONDS:
                     self._report("can be reached again")
-                return
-        raise _GivenUp
+                return True
+        return False
 
     def _report(self, text: str) -> None:
         print_line(f"logger {self.name} {text}")
-
-
-class _GivenUp(Exception):
-    """Ends the thread of a logger that did not finish in time."""
 
 
 def _deliver(logger: Logger, entries: list[Entry]) -> None:
@@ -323,12 +303,12 @@ def _deliver(logger: Logger, entries: list[Entry]) -> None:
             logger.write_lines([entry for entry in entries if isinstance(entry, LogLine)])
         case SampleImage(name, images, pixels):
             logger.image(name, images, pixels)
-        case Flush(done):
-            logger.flush()
-            done.set()
         case End(state, weights):
             logger.end(state, weights)
             logger.close()
+        case flushed:
+            logger.flush()
+            flushed.set()
 
 
 def _count(number: int, noun: str) -> str:
@@ -364,7 +344,7 @@ class LoggerGroup:
         until = time.monotonic() + FLUSH_SECONDS
         requests = [thread.request_flush() for thread in self._threads]
         for request in filter(None, requests):
-            request.done.wait(max(0.0, until - time.monotonic()))
+            request.wait(max(0.0, until - time.monotonic()))
 
     def close(self, state: str, weights: Path | None, seconds: float) -> None:
         """Record the run's final state in each logger, and wait at most `seconds` for all of them; see `Logger.end`."""

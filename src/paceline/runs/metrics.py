@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from threading import Semaphore
-from typing import TypeAlias, TypeGuard
+from typing import TypeAlias, cast
 
 import numpy as np
 from PIL import Image
 
+from paceline.core.background import Background
 from paceline.core.errors import UserError
 from paceline.core.files import open_append, read_bounded, remove_leftovers, replacing, sync_open, why, write_file
-from paceline.core.types import Json, JsonObject
-from paceline.runs.background import Background
+from paceline.core.types import JsonObject
 from paceline.runs.logger import LoggerGroup, LogLine, Pixels, SampleImage
 
 METRICS = "metrics.jsonl"
@@ -35,6 +35,7 @@ RANK_SECONDS = "ranks/seconds_"  # each rank's own work per step in seconds; the
 STRAGGLER_RANK, STRAGGLER_SLOWDOWN = "ranks/straggler", "ranks/slowdown"  # the slow rank, and how much it delays steps
 NO_STRAGGLER = -1.0  # logged as the rank
 _OWN_NAMES = {"images", "seconds", "time"}
+_NUMBERS = {int, float, type(None)}
 
 MetricsLine: TypeAlias = dict[str, float | None]  # "images" is always an int; None stands for NaN or infinity
 
@@ -135,13 +136,8 @@ def read_metrics(folder: Path) -> list[MetricsLine]:
 
 def read_rows(folder: Path) -> list[MetricsLine | None]:
     """Return every line of a run's metrics; None for a broken line."""
-    return list(map(_parse_numbers, read_metrics_file(folder).splitlines()))
-
-
-def _parse_numbers(line: bytes) -> MetricsLine | None:
-    row = parse_line(line) or {}
-    numbers = {name: value for name, value in row.items() if _is_number(value)}
-    return numbers if row and len(numbers) == len(row) else None
+    rows = map(parse_line, read_metrics_file(folder).splitlines())
+    return [cast(MetricsLine, row) if row and set(map(type, row.values())) <= _NUMBERS else None for row in rows]
 
 
 def read_metrics_file(folder: Path) -> bytes:
@@ -166,10 +162,6 @@ def parse_line(line: bytes) -> JsonObject | None:
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) and type(row.get("images")) is int else None
-
-
-def _is_number(value: Json) -> TypeGuard[float | None]:
-    return value is None or type(value) in (int, float)
 
 
 def reject_constant(constant: str) -> None:

@@ -73,6 +73,22 @@ SECTION_NAMES = {
 }
 
 
+def with_whole_steps(sections: Mapping[str, float]) -> dict[str, float]:
+    """Return the sections with the time for reading losses added to that of the training steps.
+
+    A step only queues work for a GPU. Reading losses waits until the GPU has finished the queued steps.
+    """
+    whole = dict(sections)
+    if (reading := whole.pop("log", None)) is not None:
+        whole["step"] = whole.get("step", 0.0) + reading
+    return whole
+
+
+def with_other(shares: Mapping[str, float]) -> dict[str, float]:
+    """Return shares of a whole, with the entry "other" for the rest."""
+    return {**shares, "other": max(0.0, 1 - sum(shares.values()))}
+
+
 def _table(shares: Mapping[str, float]) -> Iterator[str]:
     for name, share in sorted(shares.items(), key=lambda item: -item[1]):
         yield f"  {share:6.1%}  {name}"

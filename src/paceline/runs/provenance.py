@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from paceline.core.files import read_json, user_cache, write_json
+from paceline.core.host import read_lines
 from paceline.core.ordered_map import num_cores
 
 
@@ -42,10 +43,7 @@ def _version(package: str) -> str:
 
 
 def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
+    lines = read_lines(Path("/proc/cpuinfo"))
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.processor() or platform.machine()
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from paceline.core.host import read_lines, read_table
+
 _GIB = 2**30
 _SECONDS_BETWEEN_READINGS = 2.0  # readings take milliseconds, and NVML's averages hardly change in less time
 
@@ -73,9 +75,11 @@ def _nvml_handle(pynvml: Any, device_index: int) -> Any:
 
 
 LOAD_AVERAGE = "host/load_average"
-_MIB = 2**20
 _SECTOR_BYTES = 512  # unit of /proc/diskstats on every device
-_NOT_DISKS = ("dm-", "loop", "md", "ram", "sr", "zram")  # devices without storage of their own
+_VIRTUAL_DISKS = ("dm-", "loop", "md", "ram", "sr", "zram")
+
+
+_RATES = ("disk_read", "disk_write", "network_receive", "network_send")
 
 
 class HostReadings:
@@ -100,16 +104,16 @@ class HostReadings:
         self._next_at = time.monotonic() + _SECONDS_BETWEEN_READINGS
         values: dict[str, float] = {}
         for part in (self._memory, self._process, self._disk_space, self._load, self._rates):
-            with suppress(OSError, ValueError, KeyError, IndexError):  # not Linux, or a container that hides the file
+            with suppress(OSError, ValueError, LookupError):  # not Linux, or a container that hides the file
                 values |= part()
         return values
 
     def _memory(self) -> dict[str, float]:
-        sizes = _table(self._proc / "meminfo")
-        return {"host/memory_gib": 1024 * (sizes["MemTotal"] - sizes["MemAvailable"]) / _GIB}
+        sizes = read_table(self._proc / "meminfo")
+        return {"host/memory_gib": 1024 * (sizes["MemTotal:"] - sizes["MemAvailable:"]) / _GIB}
 
     def _process(self) -> dict[str, float]:
-        return {"host/process_memory_gib": 1024 * _table(self._proc / "self" / "status")["VmRSS"] / _GIB}
+        return {"host/process_memory_gib": 1024 * read_table(self._proc / "self" / "status")["VmRSS:"] / _GIB}
 
     def _disk_space(self) -> dict[str, float]:
         disk = os.statvfs(self._folder)
@@ -117,68 +121,37 @@ class HostReadings:
 
     def _load(self) -> dict[str, float]:
         """Return the average number of processes that were running or waiting for a core during the last minute."""
-        return {LOAD_AVERAGE: float(_lines(self._proc / "loadavg")[0].split()[0])}
+        return {LOAD_AVERAGE: float(read_lines(self._proc / "loadavg")[0].split()[0])}
 
     def _rates(self) -> dict[str, float]:
         """Return the CPU usage and the traffic since the previous call."""
-        before, now = self._before, self._count()
-        self._before = now
-        if not before:
-            return {}
-        grown = {name: now[name] - before[name] for name in now}
-        values = {}
-        if grown["total"] > 0:
-            values["host/cpu_percent"] = 100 * grown["busy"] / grown["total"]
-        for name in ("disk_read", "disk_write", "network_receive", "network_send"):
+        before, self._before = self._before, self._count()
+        grown = {name: count - before[name] for name, count in self._before.items()} if before else {}
+        values = {"host/cpu_percent": 100 * grown["busy"] / grown["total"]} if grown.get("total", 0) > 0 else {}
+        for name in _RATES if grown else ():
             if grown[name] >= 0:  # a device may have been removed in the meantime
-                values[f"host/{name}_mib_per_second"] = grown[name] / grown["seconds"] / _MIB
+                values[f"host/{name}_mib_per_second"] = grown[name] / grown["seconds"] / 2**20
         return values
 
     def _count(self) -> dict[str, float]:
         """Return counters that only grow: CPU time in clock ticks, and traffic in bytes."""
-        ticks = [int(word) for word in _lines(self._proc / "stat")[0].split()[1:9]]
+        ticks = [int(word) for word in read_lines(self._proc / "stat")[0].split()[1:9]]
         idle = ticks[3] + ticks[4]  # idle and waiting for a disk
-        disks = [line.split() for line in self._lines_or_none(self._proc / "diskstats")]
-        disks = [words for words in disks if self._is_disk(words[2])]
-        network = self._interfaces()
+        rows = [line.split() for line in read_lines(self._proc / "diskstats")]
+        # Partitions are not listed in this folder; virtual devices have no storage of their own.
+        disks = [row for row in rows if (self._sys / "block" / row[2].replace("/", "!")).exists()]
+        disks = [row for row in disks if not row[2].startswith(_VIRTUAL_DISKS)]
+        traffic = dict(line.split(":", 1) for line in read_lines(self._proc / "net" / "dev")[2:])
+        traffic = {name.strip(): row for name, row in traffic.items() if name.strip() != "lo"}
+        # The devices also count the traffic of bridges and tunnels. A container has no devices.
+        devices = {name for name in traffic if (self._sys / "class" / "net" / name / "device").exists()}
+        network = [row.split() for name, row in traffic.items() if name in devices or not devices]
         return {
             "seconds": time.monotonic(),
             "busy": sum(ticks) - idle,
             "total": sum(ticks),
-            "disk_read": _SECTOR_BYTES * sum(int(words[5]) for words in disks),
-            "disk_write": _SECTOR_BYTES * sum(int(words[9]) for words in disks),
-            "network_receive": sum(int(words[0]) for words in network),
-            "network_send": sum(int(words[8]) for words in network),
+            "disk_read": _SECTOR_BYTES * sum(int(row[5]) for row in disks),
+            "disk_write": _SECTOR_BYTES * sum(int(row[9]) for row in disks),
+            "network_receive": sum(int(row[0]) for row in network),
+            "network_send": sum(int(row[8]) for row in network),
         }
-
-    def _is_disk(self, name: str) -> bool:
-        """Return whether a block device is a disk and not a partition, which would be counted twice."""
-        return not name.startswith(_NOT_DISKS) and (self._sys / "block" / name.replace("/", "!")).exists()
-
-    def _interfaces(self) -> list[list[str]]:
-        """Return the counters of each network device.
-
-        Bridges and tunnels are left out, because the devices also count their traffic. A container has no network
-        devices, so all its interfaces except the loopback interface are used.
-        """
-        rows = dict(line.split(":", 1) for line in self._lines_or_none(self._proc / "net" / "dev")[2:])
-        counters = {name.strip(): row.split() for name, row in rows.items() if name.strip() != "lo"}
-        devices = {name for name in counters if (self._sys / "class" / "net" / name / "device").exists()}
-        return [row for name, row in counters.items() if name in devices or not devices]
-
-    @staticmethod
-    def _lines_or_none(path: Path) -> list[str]:
-        try:
-            return _lines(path)
-        except OSError:
-            return []
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines()
-
-
-def _table(path: Path) -> dict[str, int]:
-    """Return the sizes in a file with lines such as `MemTotal:  16384 kB`, in KiB."""
-    words = [line.split() for line in _lines(path)]
-    return {row[0].rstrip(":"): int(row[1]) for row in words if len(row) == 3 and row[2] == "kB"}

@@ -17,7 +17,7 @@ from paceline.core.registry import load_class
 from paceline.core.trust import may_run
 from paceline.core.types import SettingValues
 from paceline.data.image_files import fields_of
-from paceline.data.source import RegisteredSources, Source
+from paceline.data.source import Source
 from paceline.data.stream import cropped
 
 
@@ -108,9 +108,9 @@ def find_recipe(name: str) -> type[Recipe]:
 
 def resolve_config(recipe: str, layers: Layers, *, load_source: bool = True) -> Config:
     """Return the config of a recipe, resolved from layers of settings; see `config.resolve`."""
-    return resolve(recipe, load_recipe(recipe), layers, RegisteredSources(), load_source=load_source)
+    return resolve(recipe, load_recipe(recipe), layers, load_source=load_source)
 
 
 def resolve_settings(command: str, layers: Layers) -> RunSettings:
     """Return the settings for a command that has no recipe."""
-    return resolve(command, Recipe, layers, RegisteredSources()).run
+    return resolve(command, Recipe, layers).run

@@ -30,7 +30,7 @@ from paceline.core.files import (
 from paceline.core.registry import is_path
 from paceline.core.trust import check_may_run
 from paceline.core.types import SettingValue, SettingValues
-from paceline.data.open_sources import clean_name, data_name
+from paceline.data.source import clean_name, data_name
 from paceline.models.torch_file import open_safetensors, read_safetensors
 from paceline.parallel.shards import fill_module
 from paceline.runs.recipe import Layers, load_recipe, resolve_config
@@ -201,19 +201,15 @@ def read_weights(path: Path, *, trust: bool = False) -> WeightsFile:
 
 def config_of_file(path: Path, layers: Layers, *, load_source: bool, trust: bool) -> Config:
     """Return the settings that the weights in a file were trained with, overridden by `layers`."""
-    try:
-        metadata = _read_metadata(path)
-    except UNREADABLE as error:
-        raise UserError(f"{path}: cannot be read ({why(error)})") from None
-    return _config(path, metadata, layers, load_source=load_source, trust=trust)
+    return _config(path, _read_metadata(path), layers, load_source=load_source, trust=trust)
 
 
 def stored_settings(path: Path) -> tuple[str, SettingValues]:
     """Return the recipe's name and its settings from a file; the name is empty if the file has no such metadata."""
+    metadata = _read_metadata(path)
     try:
-        metadata = _read_metadata(path)
         settings = parse_json(metadata.get(SETTINGS, "{}"))
-    except UNREADABLE as error:
+    except ValueError as error:
         raise UserError(f"{path}: cannot be read ({why(error)})") from None
     return metadata.get(RECIPE, ""), settings if isinstance(settings, dict) else {}
 
@@ -231,8 +227,11 @@ def check_weights_format(metadata: dict[str, str], where: str) -> None:
 
 
 def _read_metadata(path: Path) -> dict[str, str]:
-    with open_safetensors(path) as file:
-        metadata: dict[str, str] = file.metadata() or {}
+    try:
+        with open_safetensors(path) as file:
+            metadata: dict[str, str] = file.metadata() or {}
+    except UNREADABLE as error:
+        raise UserError(f"{path}: cannot be read ({why(error)})") from None
     return metadata
 
 

@@ -12,25 +12,21 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from paceline.config.resolve import Config
-from paceline.config.settings import LearnerSettings
-from paceline.config.spans import Span, split_batch
-from paceline.contracts.phase import Clock
-from paceline.contracts.recipe import CLASS_DRAW, DataSpec, Recipe
+from paceline.config.settings import LearnerSettings, Span, split_batch
+from paceline.contracts.recipe import CLASS_DRAW, Clock, DataSpec, Recipe
 from paceline.core.errors import UserError, too_few_classes
 from paceline.core.host import free_host_bytes, own_host_bytes
+from paceline.core.startup import collecting_rarely
 from paceline.core.terminal import activity
-from paceline.data.feed import BatchPipeline, Cut, TrainingFeed
-from paceline.data.loader import Loader, choose_loader, choose_loaders
-from paceline.data.open_sources import check_evaluated, open_sources
-from paceline.data.source import Source, check_split, sizes_of, with_empty_classes
-from paceline.data.stream import Drawer, Stream, check_crop, cropped
-from paceline.data.transforms import Augment
+from paceline.data.loader import BatchPipeline, Cut, Loader, TrainingFeed, choose_loader, choose_loaders
+from paceline.data.source import Source, check_evaluated, check_split, open_sources, sizes_of, with_empty_classes
+from paceline.data.stream import Augment, Drawer, Stream, check_crop, cropped
 from paceline.parallel.precision import Precision, choose_precision
 from paceline.parallel.shards import own_rows
 from paceline.parallel.strategy import Strategy, num_devices, strategy_class
 from paceline.parallel.world import World, join
 from paceline.runs.recipe import make_recipe
-from paceline.training.compile import choose_for, compile_and_record, prepare_compiler
+from paceline.training.compile import choose, prepare_compiler, try_compile
 from paceline.training.graph import RunStep, choose_step
 from paceline.training.learner import Learner, num_states
 from paceline.training.step import Step
@@ -45,35 +41,24 @@ class WeightsLimit(TorchFunctionMode):
     def __init__(self, recipe_name: str) -> None:
         super().__init__()
         self._recipe_name = recipe_name
-        self._before = own_host_bytes()
         self._unchecked = 0  # bytes of new tensors since the free memory was looked up; some may already be released
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         if func in FACTORIES and str(given.get("device")) != "meta":  # a tensor on the device "meta" has no data
-            self._check(_bytes_of(args, given))
+            self._unchecked += (size := _bytes_of(args, given))
+            if self._unchecked > LARGE_BYTES:
+                self._unchecked, free = 0, free_host_bytes()
+                if size > free - LARGE_BYTES:
+                    raise _too_large(self._recipe_name, "the next layer needs", size, free)
         return func(*args, **given)
 
-    def _check(self, size: int) -> None:
-        self._unchecked += size
-        if self._unchecked <= LARGE_BYTES:
-            return
-        self._unchecked, free = 0, free_host_bytes()
-        if size > free - LARGE_BYTES:
-            earlier = max(0, own_host_bytes() - self._before)  # of the layers before this one
-            needed = f"one layer needs {size / 1e9:,.1f}"
-            if size <= free + earlier:
-                needed = f"the networks need more than {(size + earlier) / 1e9:,.1f}"
-            raise UserError(
-                f"recipe {self._recipe_name!r}: {needed} GB of memory, but {(free + earlier) / 1e9:.1f} GB is free; "
-                "choose a smaller network, for example with fewer channels"
-            )
+
+def _too_large(recipe_name: str, what: str, size: int, free: int) -> UserError:
+    return UserError(
+        f"recipe {recipe_name!r}: {what} {size / 1e9:,.1f} GB of memory, but {free / 1e9:.1f} GB is free; "
+        "choose a smaller network, for example with fewer channels"
+    )
 
 
 def check_training_fits(config: Config, recipe: Recipe, num_sharing: int) -> None:
@@ -92,10 +77,7 @@ def check_training_fits(config: Config, recipe: Recipe, num_sharing: int) -> Non
     needed = num_sharing * (max(gradients) + states)
     is_known = own_host_bytes() > 0  # otherwise, the free memory is a guess
     if is_known and needed > LARGE_BYTES and needed > (free := free_host_bytes()):
-        raise UserError(
-            f"recipe {config.recipe_name!r}: gradients, optimizer state and EMA need {needed / 1e9:,.1f} GB of memory, "
-            f"but {free / 1e9:.1f} GB is free; choose a smaller network, for example with fewer channels"
-        )
+        raise _too_large(config.recipe_name, "gradients, optimizer state and EMA need", needed, free)
 
 
 def _bytes_of(args: Sequence[Any], given: Mapping[str, Any]) -> int:
@@ -255,12 +237,13 @@ def _compile(config: Config, step: Step, feed: TrainingFeed, total: int) -> tupl
     """Resolve `--compile auto`, and compile if it is on; return the config with the choice, and notes about it."""
     notes = []
     if config.run.compile == "auto":
-        choice = choose_for(config, step, feed, total // feed.images_per_step)
-        config = config.with_run(compile="on" if choice.compiles else "off")
-        notes += [choice.note] if choice.note else []
+        compiles, note = choose(config, step, total // feed.images_per_step)
+        config = config.with_run(compile="on" if compiles else "off")
+        notes += [note] if note else []
     if config.run.compile == "on":
         activity("compiling the networks, which can take minutes")
-        notes.append(compile_and_record(config, step, next(feed.steps(0, feed.images_per_step))))
+        with collecting_rarely():
+            notes.append(try_compile(step, next(feed.steps(0, feed.images_per_step))))
     return config, notes
 
 

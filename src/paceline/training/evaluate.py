@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.config.settings import RunSettings
-from paceline.config.spans import is_never
+from paceline.config.settings import RunSettings, is_never
 from paceline.contracts.recipe import CLASS_DRAW, Batch, DataSpec, Recipe
+from paceline.core.errors import UserError, place_outside
 from paceline.core.registry import load_class
 from paceline.core.text import print_line
 from paceline.core.watch import beat
-from paceline.data.feed import BatchPipeline, TrainingFeed, drawn_batches, evaluation_batches
-from paceline.data.loader import Loader
-from paceline.data.source import LABEL, count_classes, in_proportion, selecting, sizes_of
-from paceline.data.stream import Drawer, cropped
+from paceline.data.loader import BatchPipeline, Loader, TrainingFeed, drawn_batches, evaluation_batches
+from paceline.data.source import LABEL, count_classes, has_one_size, in_proportion, selecting, sizes_of
+from paceline.data.stream import Drawer, channels_first, cropped, transform
 from paceline.evaluation.contract import Case, Evaluator
 from paceline.evaluation.protocol import Protocol
 from paceline.models.layers import NormByImage
@@ -187,13 +189,12 @@ class SplitEvaluator:
     def _batches(self) -> Iterator[Batch]:
         if not self.recipe.generates:
             return self._sample_batches()
-        return map(self._with_real_classes, drawn_batches(self.drawer, self.count, self.world.rank, self.world.size))
-
-    def _with_real_classes(self, batch: Batch) -> Batch:
-        """Return a batch of draws in which the classes occur in the same proportions as in the real images."""
-        if self.class_counts is None:
-            return batch
-        return batch | {CLASS_DRAW: in_proportion(batch[CLASS_DRAW], self.class_counts)}
+        batches = drawn_batches(self.drawer, self.count, self.world.rank, self.world.size)
+        counts = self.class_counts
+        if counts is None:
+            return batches
+        # Classes occur in the same proportions as in the real images.
+        return (batch | {CLASS_DRAW: in_proportion(batch[CLASS_DRAW], counts)} for batch in batches)
 
     def _class_protocol(self) -> Protocol:
         if self.class_counts is None or (self.class_counts == self.class_counts[0]).all():
@@ -218,13 +219,11 @@ def final_evaluator(parts: Parts) -> SplitEvaluator | None:
 
 
 def _evaluator_of(parts: Parts, split: str) -> SplitEvaluator | None:
-    run = parts.config.run
-    if not parts.recipe.evaluation.evaluator or split not in parts.loaders or is_never(run.evaluate_every):
+    run, loader = parts.config.run, parts.loaders.get(split)
+    if not parts.recipe.evaluation.evaluator or loader is None or is_never(run.evaluate_every):
         return None
     captures = run.graph != "off" and not parts.strategy.why_not("capture")
-    return SplitEvaluator(
-        parts.recipe, parts.loaders[split], split, parts.world, parts.precision, run, captures=captures
-    )
+    return SplitEvaluator(parts.recipe, loader, split, parts.world, parts.precision, run, captures=captures)
 
 
 def is_better(value: float, name: str, best: Best | None, mode: str) -> bool:
@@ -348,3 +347,82 @@ def _set(norm: AnyBatchNorm, mean: Tensor, variance: Tensor) -> None:
     assert norm.running_mean is not None and norm.running_var is not None
     norm.running_mean.copy_(mean)
     norm.running_var.copy_(variance)
+
+
+NUM_SAMPLES = 2
+PIXELS_AT_ONCE = 2**18  # maximum for a batch; if the images are larger, only one is used
+# Exceptions that indicate a mistake. Others, such as a division by zero, can also mean that a correct evaluator needs
+# more samples.
+MISTAKES = (TypeError, AttributeError, NameError, LookupError, NotImplementedError)
+TORCH = str(Path(torch.__file__).parent)
+
+
+@torch.no_grad()
+def rehearse(split_evaluator: SplitEvaluator) -> None:
+    """Predict and evaluate a few samples before training, so that a mistake in the evaluation ends the run at once."""
+    recipe, evaluator = split_evaluator.recipe, split_evaluator.take_prepared()
+    named = f"evaluator {recipe.evaluation.evaluator!r}"
+    with _unchanged_generators(split_evaluator.world.device):
+        batch = _batch(split_evaluator)
+        was_training = recipe.training
+        recipe.eval()
+        with explained(f"{type(recipe).__name__}.predict"):
+            with eager(), split_evaluator.precision.autocast():
+                prediction = recipe.predict(batch)
+            if not isinstance(prediction, dict) or not all(isinstance(value, Tensor) for value in prediction.values()):
+                kind = type(prediction).__name__
+                returned = f"a {kind}" if kind != "dict" else "a dict with values that are not tensors"
+                raise TypeError(f"returned {returned}: return a dict {{name: tensor}}")
+        with explained(f"{named}: update"):
+            evaluator.update(prediction, batch)
+        recipe.train(was_training)
+        with explained(f"{named}: sums"):
+            sums = evaluator.sums()
+            if not isinstance(sums, Tensor) or sums.ndim != 1:
+                raise TypeError("expected a 1-D tensor")
+        if type(evaluator).update_samples is Evaluator.update_samples:  # other evaluators must see all samples first
+            with explained(f"{named}: results", only=MISTAKES):
+                results = evaluator.results(sums)
+                if not isinstance(results, dict) or not all(isinstance(v, (int, float)) for v in results.values()):
+                    raise TypeError("expected a dict {name: number}")
+
+
+@contextmanager
+def explained(what: str, only: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+    """Replace exceptions with a one-line UserError that gives the file and line; suppress those not in `only`."""
+    try:
+        yield
+    except (UserError, OSError):
+        raise
+    except only as error:
+        where = place_outside(error, (TORCH, __file__))
+        problem = " ".join(str(error).split())
+        raise UserError(f"{what} fails{where}: {type(error).__name__}{': ' if problem else ''}{problem}") from error
+    except Exception:
+        pass
+
+
+def _batch(split_evaluator: SplitEvaluator) -> Batch:
+    """Return the first samples, or only the smallest if images are large; for generators, return only random draws."""
+    recipe, drawer, device = split_evaluator.recipe, split_evaluator.drawer, split_evaluator.world.device
+    source, count = split_evaluator.loader.source, min(NUM_SAMPLES, split_evaluator.count)
+    if recipe.generates:
+        return drawer.rows("evaluation", 0, count) | {"index": torch.arange(count, device=device)}
+    pixels = sizes_of(source).prod(axis=1)
+    small = has_one_size(source) and count * pixels[0] <= PIXELS_AT_ONCE
+    index = np.arange(count) if small else np.array([pixels.argmin()])
+    arrays = source.read_many(index) | {"index": index}
+    fields = {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in arrays.items()}
+    raw = channels_first(fields) | {"uniforms": torch.empty(len(index), 0, device=device)}
+    batch = transform(raw, None, split_evaluator.precision.weights, source.spec.pixel_format)
+    return batch | drawer.rows("evaluation", int(index[0]), int(index[-1]) + 1)
+
+
+@contextmanager
+def _unchanged_generators(device: torch.device) -> Iterator[None]:
+    """On exit, restore the states of the random number generators in torch, NumPy and Python."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else []):
+        yield
+    random.setstate(python)
+    np.random.set_state(numpy)

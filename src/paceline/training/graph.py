@@ -18,11 +18,11 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Phase
 from paceline.core.errors import UserError
 from paceline.core.text import print_line
-from paceline.data.feed import StepData
+from paceline.data.loader import StepData
 from paceline.parallel.graphed_function import CapturedGraph, end_failed_capture, root_cause
 from paceline.parallel.strategy import Strategy
 from paceline.runs.provenance import graph_obstacle
-from paceline.training.loss_log import Entry
+from paceline.training.log import Entry
 from paceline.training.step import Step
 
 TORCH, OURS = str(Path(torch.__file__).parent), Path(__file__).parents[1]

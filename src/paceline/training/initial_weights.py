@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import torch
 from torch import Tensor, nn
 
 from paceline.config.resolve import Arguments, Config, argument_value, convert, flatten
@@ -18,7 +16,6 @@ from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import NOT_FOUND, UserError
 from paceline.core.files import SAFETENSORS, parse_json, user_path, why
 from paceline.core.registry import load_class
-from paceline.core.types import SettingValue
 from paceline.data.stream import cropped
 from paceline.models.torch_file import TORCH_SUFFIXES, describe_import, read_state_dict
 from paceline.parallel.shards import fill_module
@@ -26,8 +23,8 @@ from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.finished_run import name_stages
 from paceline.runs.folder import RunFolder
 from paceline.runs.weights import SETTINGS, check_values, check_weights_format, evaluated_values, read_tensors
-from paceline.training.agreement import raise_on_all, share_newest
 from paceline.training.build import Parts
+from paceline.training.resume import raise_on_all, share_newest
 
 PUBLISHED = "published weights"
 
@@ -55,7 +52,10 @@ def initialise(parts: Parts) -> str:
     own, message = None, ""
     if parts.world.place.local_rank == 0:
         try:
-            own = read_initial_weights(path) if path else _published(parts.recipe)
+            if path:
+                own = read_initial_weights(path)
+            else:
+                own = InitialWeights(parts.recipe.pretrained_weights(None), {}, PUBLISHED)
         except UserError as error:
             message = f"--init-from {path}: {error}" if path else str(error)
     initial, _ = share_newest(parts.world, own, own.images if own else -1)
@@ -67,10 +67,6 @@ def initialise(parts: Parts) -> str:
     for learner in parts.step.learners.values():
         learner.reset_ema()
     return f"initialised from {initial.origin}: {', '.join(networks)}"
-
-
-def _published(recipe: Recipe) -> InitialWeights:
-    return InitialWeights(recipe.pretrained_weights(None), {}, PUBLISHED)
 
 
 def read_initial_weights(path: str) -> InitialWeights:
@@ -129,16 +125,16 @@ def _fill(recipe: Recipe, config: Config, spec: DataSpec, initial: InitialWeight
         found[name] = {key: value for key, value in weights.items() if key not in renewed[name]}
     misfits = {name: _misfits(recipe.networks[name], weights, renewed[name]) for name, weights in found.items()}
     if any(misfits.values()):
-        _reject_settings(_affecting_networks(others, recipe, config, spec, found), config, path)
         name, differing = next((name, differing) for name, differing in misfits.items() if differing)
         same_data = "use images with the same channels (--set channels=N) and size, and the same classes"
         advice = same_data if initial.settings else "use the settings that the weights were trained with"
         raise UserError(
-            f"--init-from {path}: its {name} is a different network: {differing[0]!r} does not match "
-            f"(differing tensors: {len(differing)}); {advice}"
+            f"--init-from {path}: its {name} is a different network: {differing[0]!r} does not match (differing "
+            f"tensors: {len(differing)}); {advice}{f'; its {_describe_settings(others, config)}' if others else ''}"
         )
     required = recipe.weights.settings_to_match(config.recipe)
-    _reject_settings({name: value for name, value in others.items() if name in required}, config, path)
+    if rejected := {name: value for name, value in others.items() if name in required}:
+        raise UserError(f"--init-from {path}: its {_describe_settings(rejected, config)}")
     for name, weights in found.items():
         check_values(weights, recipe.networks[name], f"--init-from {path}" if path else PUBLISHED)
         fill_module(recipe.networks[name], weights, renewed[name])
@@ -176,15 +172,14 @@ def _other_use(initial: InitialWeights, path: str, recipe: Recipe, recipe_name: 
 
 def _by_network(recipe: Recipe, weights: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Return the weights of each network that has any, without the network's name."""
-    by_network = {name: _with_prefix(f"{name}.", weights) for name in recipe.networks}
+    by_network = {
+        name: {key.removeprefix(f"{name}."): value for key, value in weights.items() if key.startswith(f"{name}.")}
+        for name in recipe.networks
+    }
     return {name: own for name, own in by_network.items() if own}
 
 
-def _with_prefix(prefix: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
-
-
-def _misfits(network: nn.Module, weights: Mapping[str, Tensor], without: frozenset[str] = frozenset()) -> list[str]:
+def _misfits(network: nn.Module, weights: Mapping[str, Tensor], without: frozenset[str]) -> list[str]:
     """Return the names of tensors that are missing on one side, then the names of those whose shapes differ."""
     own = network.state_dict()
     one_sided = (weights.keys() ^ own.keys()) - without
@@ -209,37 +204,10 @@ def _differing_settings(config: Config, initial: InitialWeights, path: str) -> d
     return {name: value for name, value in before.items() if str(value) != str(now[name])}
 
 
-def _affecting_networks(
-    others: dict[str, Any], recipe: Recipe, config: Config, spec: DataSpec, found: Mapping[str, Mapping[str, Tensor]]
-) -> dict[str, Any]:
-    """Return the settings that change what the networks compute or the shapes of their tensors."""
-    own = config.recipe
-    stored = replace(own, **others)
-
-    def is_irrelevant(before: Any, after: Any) -> bool:
-        with torch.random.fork_rng(devices=[]), suppress(UserError):
-            first, second = (type(recipe)(settings, spec).networks for settings in (before, after))
-            return not any(_misfits(first[name], second[name].state_dict()) for name in found)
-        return False  # the recipe rejects the settings
-
-    def affects(name: str) -> bool:
-        if name in recipe.weights.settings_to_match(own):
-            return True
-        # A setting may be invalid unless others change too. Therefore change it alone, or all others but not this one.
-        alone, last = replace(own, **{name: others[name]}), replace(stored, **{name: getattr(own, name)})
-        return not (is_irrelevant(own, alone) or is_irrelevant(last, stored))
-
-    return {name: value for name, value in others.items() if affects(name)}
-
-
-def _reject_settings(others: Mapping[str, Any], config: Config, path: str) -> None:
-    if others:
-        values = ", ".join(f"{name}={value} (not {getattr(config.recipe, name)})" for name, value in others.items())
-        flags = " ".join(f"--set {name}={_as_text(value)}" for name, value in flatten(others).items())
-        advice = f"use {flags}" if flags else f"leave out {', '.join(others)}"
-        raise UserError(f"--init-from {path}: its weights were trained with {values}: {advice}")
-
-
-def _as_text(value: SettingValue) -> str:
-    """Return a value as it is written on the command line."""
-    return json.dumps(value, separators=(",", ":")) if isinstance(value, list) else str(value)
+def _describe_settings(others: Mapping[str, Any], config: Config) -> str:
+    """Return the settings that weights were trained with, and how to use them for this run."""
+    values = ", ".join(f"{name}={value} (not {getattr(config.recipe, name)})" for name, value in others.items())
+    lists = {name: json.dumps(v, separators=(",", ":")) for name, v in flatten(others).items() if isinstance(v, list)}
+    flags = " ".join(f"--set {name}={value}" for name, value in (flatten(others) | lists).items())
+    advice = f"use {flags}" if flags else f"leave out {', '.join(others)}"
+    return f"weights were trained with {values}: {advice}"

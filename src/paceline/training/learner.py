@@ -6,14 +6,14 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from paceline.config.settings import LearnerSettings
-from paceline.contracts.phase import Clock
+from paceline.contracts.recipe import Clock
 from paceline.core.errors import UserError
 from paceline.parallel.batchnorm import sum_over_processes
 from paceline.parallel.precision import Precision
@@ -119,37 +119,23 @@ def _gradients(rows: Sequence[Tensor]) -> list[Tensor]:
     return [own.grad for own in rows if own.grad is not None and own.numel()]
 
 
-@runtime_checkable
-class HasLayerPatterns(Protocol):
-    """A network from timm, which declares which parameters belong to which layer."""
-
-    def group_matcher(self, coarse: bool = False) -> Any:
-        """Return timm's patterns for the names of the parameters in each layer."""
-
-
 def relative_rates(network: nn.Module, decay: float) -> dict[str, float]:
-    """Return the learning rate of each parameter relative to the last layer's: decay ** (layers after it)."""
-    if decay == 1:
-        return {}
-    layers = layer_numbers(network)
-    last = max(layers.values(), default=0)
-    return {name: decay ** (last - number) for name, number in layers.items()}
-
-
-def layer_numbers(network: nn.Module) -> dict[str, int]:
-    """Return the number of the layer that each parameter belongs to, counted from the input.
+    """Return the learning rate of each parameter relative to the last layer's: decay ** (layers after it).
 
     The layers of a network from timm are its blocks. In any other network, each direct submodule with parameters is a
     layer.
     """
-    if isinstance(network, HasLayerPatterns):
+    if decay == 1:
+        return {}
+    if matcher := getattr(network, "group_matcher", None):  # timm's patterns for the names of each layer's parameters
         models: Any = importlib.import_module("timm.models")
-        patterns = network.group_matcher(coarse=False)
-        numbers: dict[str, int] = models.group_parameters(network, patterns, reverse=True)
-        return numbers
-    names = [name for name, _ in network.named_parameters()]
-    order = {child: number for number, child in enumerate(dict.fromkeys(name.partition(".")[0] for name in names))}
-    return {name: order[name.partition(".")[0]] for name in names}
+        numbers: dict[str, int] = models.group_parameters(network, matcher(coarse=False), reverse=True)
+    else:
+        children = {name: name.partition(".")[0] for name, _ in network.named_parameters()}
+        order = {child: number for number, child in enumerate(dict.fromkeys(children.values()))}
+        numbers = {name: order[child] for name, child in children.items()}
+    last = max(numbers.values(), default=0)
+    return {name: decay ** (last - number) for name, number in numbers.items()}
 
 
 RELATIVE_RATE = "relative_rate"  # key of a parameter group: its learning rate divided by the learner's

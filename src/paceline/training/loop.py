@@ -12,29 +12,25 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from paceline.config.settings import RunSettings
-from paceline.config.spans import INTERVALS, is_never, parse_interval
+from paceline.config.settings import INTERVALS, RunSettings, is_never, parse_interval
 from paceline.contracts.recipe import Recipe, single_networks
 from paceline.core.errors import UserError
 from paceline.core.watch import beat, longest_gap, recorder
-from paceline.data.feed import StepData
+from paceline.data.loader import StepData
 from paceline.data.stream import number_from
 from paceline.parallel.shards import is_sharded
 from paceline.parallel.world import BackgroundGroup, World
-from paceline.runs.checkpoint import Best, Snapshot
+from paceline.runs.checkpoint import Best, Saver, Snapshot
 from paceline.runs.folder import RunFolder, suggest_other_folder
 from paceline.runs.metrics import EVALUATION_SECONDS, REAL_IMAGES, MetricsWriter
 from paceline.runs.readings import GpuReadings, HostReadings
-from paceline.runs.saver import Saver
 from paceline.runs.terminal import Display
 from paceline.training.build import Parts
-from paceline.training.evaluate import EvaluatedWeights, EvaluationStopped, SplitEvaluator, is_better
-from paceline.training.loss_log import LossLog, Request, collapse
-from paceline.training.pace import Pace, Work
+from paceline.training.evaluate import EvaluatedWeights, EvaluationStopped, SplitEvaluator, explained, is_better
+from paceline.training.log import LossLog, Pace, Request, Work, collapse
 from paceline.training.previews import Previews
 from paceline.training.profiler import StepProfiler
-from paceline.training.rehearsal import explained
-from paceline.training.snapshot import take_snapshot
+from paceline.training.resume import take_snapshot
 from paceline.training.stop import PATIENCE_SECONDS, DataWaitEnded, StopRequest, StopVote
 
 TRAINED_PER_EVALUATED = 4  # images to train on, at least, per image to evaluate, which needs about a third of the work
@@ -107,31 +103,21 @@ def explain_divergence(what: str, at: int, parts: Parts, folder: RunFolder) -> s
 
     A run keeps its learning rate when it resumes, so a run that has checkpoints cannot be repaired in its own folder.
     """
-    step = at // parts.feed.images_per_step
+    config, out, flags = parts.config, folder.path, []
+    if folder.checkpoints.all():
+        is_stage = any(out.name in stages for stages in config.recipe_class.stages.values())
+        flags += [] if is_stage else ["--init-from", shlex.quote(str(out))]  # a stage has its own initial weights
+        flags.append(suggest_other_folder(out, config))
+    rates = {name: config.learner_of(name).lr for name, values in config.networks.items() if "lr" in values}
+    if rates.keys() < parts.recipe.networks.keys():
+        flags.append(f"--lr {config.learner.lr * SMALLER_LR:g}")
+    flags += [f"--set {name}.lr={lr * SMALLER_LR:g}" for name, lr in rates.items()]
     remedies = ["a lower learning rate"]
     remedies += [] if parts.precision.name in ("fp32", "fp64") else ["--precision fp32"]
-    remedies += [] if parts.config.learner.clip else ["--set clip=1"]
-    flags = " ".join(filter(None, (_start_elsewhere(parts, folder), _lower_rates(parts))))
-    problem = f"{what} at step {step} ({at:,} images seen); {folder.checkpoints.describe_newest()}"
-    return f"{problem}. {' or '.join(remedies).capitalize()} may help: add {flags} to the command"
-
-
-def _start_elsewhere(parts: Parts, folder: RunFolder) -> str:
-    """Return the flags for a new run that starts from the weights of this run; empty if it has no checkpoints."""
-    if not folder.checkpoints.all():
-        return ""
-    config, out = parts.config, folder.path
-    is_stage = any(out.name in stages for stages in config.recipe_class.stages.values())
-    start = "" if is_stage else f"--init-from {shlex.quote(str(out))} "  # a stage has its own initial weights
-    return f"{start}{suggest_other_folder(out, config)}"
-
-
-def _lower_rates(parts: Parts) -> str:
-    """Return the flags for a lower learning rate of all networks."""
-    config = parts.config
-    own = {name: config.learner_of(name).lr for name, values in config.networks.items() if "lr" in values}
-    flags = [f"--lr {config.learner.lr * SMALLER_LR:g}"] if own.keys() < parts.recipe.networks.keys() else []
-    return " ".join([*flags, *(f"--set {name}.lr={lr * SMALLER_LR:g}" for name, lr in own.items())])
+    remedies += [] if config.learner.clip else ["--set clip=1"]
+    where = f"{what} at step {at // parts.feed.images_per_step} ({at:,} images seen)"
+    problem = f"{where}; {folder.checkpoints.describe_newest()}"
+    return f"{problem}. {' or '.join(remedies).capitalize()} may help: add {' '.join(flags)} to the command"
 
 
 PATIENCE_WITH_SAVES = 60.0  # how long a rank that does not save waits, after a stop request, for the one that does
@@ -169,7 +155,7 @@ class Loop:
         self.saver = Saver(outputs.folder.checkpoints, self._writers())
         self.gpu = GpuReadings(self.world.device.index if self.world.device.type == "cuda" else None)
         self.host = HostReadings(outputs.folder.path)
-        self.previews = Previews.of(parts) if outputs.writer and not is_never(run.sample_every) else None
+        self.previews = Previews(parts) if outputs.writer and not is_never(run.sample_every) else None
         lengths = {"epoch": parts.epoch_images, "step": parts.feed.images_per_step, "total": parts.total_images}
         self.cadence = Cadence(run, **lengths, evaluated=evaluator.size_in(parts.trained_spec()) if evaluator else 0.0)
         self.check_every = run.check_replicas if self.world.size > 1 else 0
@@ -187,7 +173,7 @@ class Loop:
         self._began_at, self.stop.patience_after = self.images, self._patience
         self.pace = Pace(self.world, self.images, parts.epoch_images)
         self.stopwatch = self.pace.stopwatch
-        self.profiler = StepProfiler.of(parts, self.stopwatch, outputs.folder.path, self.images)
+        self.profiler = StepProfiler(parts, self.stopwatch, outputs.folder.path, self.images) if run.profile else None
         if outputs.writer and evaluator:
             evaluator.record_protocol(outputs.folder, overwrite=self.images == 0)
 
@@ -328,11 +314,10 @@ class Loop:
         if not self.evaluator or self._evaluated_at == self.images:
             return
         self._log()
-        section, split = self.stopwatch("evaluate"), self.evaluator.split
-        before, known = section.seconds, len(self.evaluator.notes)
+        split, known, before = self.evaluator.split, len(self.evaluator.notes), self.stopwatch.seconds["evaluate"]
         try:
             evaluating = self.outputs.display.during(f"evaluating on the {split} split")
-            with section, evaluating, self.evaluated.at(self.images):
+            with self.stopwatch("evaluate"), evaluating, self.evaluated.at(self.images):
                 results = self.evaluator.measure(self._show_evaluation, self.stop.has_arrived)
         except EvaluationStopped:
             self.stopped = True  # the resumed run evaluates this checkpoint
@@ -344,7 +329,8 @@ class Loop:
             self.outputs.display.line(note)
         values = {f"{self.evaluator.split}/{name}": value for name, value in results.items()}
         if self.outputs.writer:
-            self.outputs.writer.write(self.images, values | {EVALUATION_SECONDS: section.seconds - before})
+            spent = self.stopwatch.seconds["evaluate"] - before
+            self.outputs.writer.write(self.images, values | {EVALUATION_SECONDS: spent})
         best_metric, mode = self.recipe.evaluation.best, self.recipe.evaluation.mode
         name = next((name for name in values if name.partition("[")[0] == best_metric), "")
         is_best = bool(name) and is_better(values[name], name, self.best, mode)

@@ -15,8 +15,7 @@ from paceline.contracts.data_spec import EIGHT_BITS, PixelFormat
 from paceline.contracts.recipe import CLASS_DRAW, Batch, DataSpec, Recipe
 from paceline.core.errors import UserError
 from paceline.data.source import Source, sizes_of, without_empty_classes
-from paceline.data.stream import Drawer, to_pixels
-from paceline.data.transforms import to_eight_bits, transform
+from paceline.data.stream import Drawer, to_eight_bits, to_pixels, transform
 from paceline.images.deep import to_eight_bit_array
 from paceline.images.grids import ShownChannels, captioned, grid, side_by_side, to_image
 from paceline.images.rectangles import Box
@@ -38,23 +37,19 @@ MULTIPLE_PX = 8  # sides of crops are multiples of this, so that every scale div
 class Previews:
     """The sample images of a run, always computed from the same noise or samples."""
 
-    def __init__(
-        self, recipe: Recipe, drawer: Drawer, spec: DataSpec, source: Source, precision: Precision, channels: str
-    ) -> None:
-        """Prepare the inputs. `spec` describes the training data, and `source` provides the samples that are shown."""
-        self._recipe, self._precision, self._source = recipe, precision, source
-        self._channels = ShownChannels.parse(channels, source.spec.channels)
-        self._draws = fixed_draws(recipe, drawer, spec, NUM_SAMPLES) if recipe.generates else {}
+    def __init__(self, parts: Parts) -> None:
+        """Prepare the inputs; strips and real images show the split that is evaluated."""
+        self._recipe, self._precision, spec = parts.recipe, parts.precision, parts.trained_spec()
+        self._source = parts.loaders.get(parts.recipe.evaluation.split, parts.loaders["train"]).source
+        self._channels = ShownChannels.parse(parts.config.run.preview_channels, self._source.spec.channels)
         self._generated_shape: tuple[int, ...] | None = None  # height, width and channels of generated images
-        strips = not recipe.generates and has_strips(recipe)
-        self._samples = strip_samples(source, drawer, precision, spec) if strips else []
-
-    @classmethod
-    def of(cls, parts: Parts) -> Previews:
-        """Return the sample images of a run; they show the split that is evaluated."""
-        shown = parts.loaders.get(parts.recipe.evaluation.split, parts.loaders["train"]).source
-        spec, channels = parts.trained_spec(), parts.config.run.preview_channels
-        return cls(parts.recipe, parts.feed.drawer, spec, shown, parts.precision, channels)
+        self._draws: Batch = {}
+        self._samples: list[Batch] = []
+        drawer = parts.feed.drawer
+        if self._recipe.generates:
+            self._draws = fixed_draws(self._recipe, drawer, spec, NUM_SAMPLES)
+        elif has_strips(self._recipe):
+            self._samples = strip_samples(self._source, drawer, self._precision, spec)
 
     def __bool__(self) -> bool:
         """Return whether the recipe has sample images."""
@@ -81,11 +76,8 @@ class Previews:
         """
         if self._generated_shape is None:
             return None
-        crops = real_crops(self._source, *self._generated_shape)
-        if crops is None:
-            return None
-        channels = self._channels
-        return lambda: grid(channels.of(crops))
+        crops, channels = real_crops(self._source, *self._generated_shape), self._channels
+        return None if crops is None else lambda: grid(channels.of(crops))
 
 
 def make_images(recipe: Recipe, draws: Batch, precision: Precision, pixels: PixelFormat = EIGHT_BITS) -> NDArray[Any]:
@@ -163,7 +155,8 @@ def strip_samples(source: Source, drawer: Drawer, precision: Precision, spec: Da
 def _centre_window(height: int, width: int, whole: tuple[int, int]) -> Box:
     if (height, width) == whole:
         return Box(0, 0, height, width)
-    rows, columns = (_side(side) for side in (height, width))
+    sides = [min(side, LARGEST_SIDE_PX) for side in (height, width)]
+    rows, columns = (side - side % MULTIPLE_PX if side > MULTIPLE_PX else side for side in sides)
     top, left = ((side - inner) // 2 // MULTIPLE_PX * MULTIPLE_PX for side, inner in ((height, rows), (width, columns)))
     return Box(top, left, rows, columns)
 
@@ -174,11 +167,6 @@ def _read(source: Source, index: int, window: Box, device: torch.device, precisi
     images = {name: field.permute(0, 3, 1, 2) if field.ndim == 4 else field for name, field in raw.items()}
     images["uniforms"] = torch.empty(1, 0)  # no random numbers, so no augmentation
     return transform(images, None, precision.weights, source.spec.pixel_format)
-
-
-def _side(side: int) -> int:
-    inner = min(side, LARGEST_SIDE_PX)
-    return inner - inner % MULTIPLE_PX if inner > MULTIPLE_PX else inner
 
 
 def make_strips(recipe: Recipe, samples: list[Batch], precision: Precision, channels: ShownChannels) -> Image.Image:

@@ -6,99 +6,24 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from torch.autograd.profiler import profile, record_function
 
-from paceline.core.errors import DISK_FAILED
 from paceline.core.text import print_line
 from paceline.core.watch import beat
 from paceline.parallel.torch_internals import start_trace
-from paceline.runs.profile_summary import (
-    MAX_KERNELS,
-    PROFILE,
-    SUMMARY_TEXT,
-    KernelTime,
-    ProfileSummary,
-)
+from paceline.runs.profile_summary import PROFILE, SUMMARY_TEXT
 from paceline.training import trace
 from paceline.training.build import Parts
 from paceline.training.graph import GraphedStep
-from paceline.training.pace import Annotate, Stopwatch, with_other, with_whole_steps
+from paceline.training.log import Annotate, Stopwatch
 from paceline.training.step import no_range
-from paceline.training.trace import PHASE, SECTION, TraceTimes, compressed_path
-
-LEFTOVERS = ("rank-*.tmp", "rank-*.partial")  # unfinished files of torch, and of this module and `trace`
-PROBE_BYTES = 2**16
-
-
-class TraceError(Exception):
-    """Raised if a trace cannot be written, summarised or compressed."""
-
-
-def write_trace(tracing: profile, path: Path) -> None:
-    """Write a trace to a file, and free its memory."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # from an earlier command
-    try:
-        tracing.export_chrome_trace(str(path))
-    except RuntimeError as error:
-        raise TraceError(str(error)) from error
-    finally:
-        tracing.kineto_results = None
-    if not path.exists():  # torch raises no error if it cannot write
-        raise TraceError("torch could not write the trace")
-
-
-def summarise_trace(path: Path) -> TraceTimes:
-    """Return the times in a trace file, and replace the file with a compressed one; wait until this is done."""
-    # With -P, modules in the current folder do not shadow others. The module does not import torch.
-    command = [sys.executable, "-P", "-m", trace.__name__, str(path), str(os.getpid())]
-    finished = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if finished.returncode:
-        last = (finished.stderr.splitlines() or [f"exit code {finished.returncode}"])[-1]
-        raise TraceError(last)
-    return TraceTimes.from_json(json.loads(finished.stdout))
-
-
-def clean_up(path: Path) -> str:
-    """Remove the unfinished files of a trace that failed; return why the disk is full, empty if it is not.
-
-    If the disk is full, the trace itself is also removed, because checkpoints need the space.
-    """
-    reason = ""
-    probe = path.with_suffix(".json.partial")
-    try:  # while the unfinished files still fill the disk
-        probe.write_bytes(bytes(PROBE_BYTES))
-    except OSError as error:
-        reason = str(error.strerror) if error.errno in DISK_FAILED else ""
-    if reason:
-        path.unlink(missing_ok=True)
-    remove_unfinished(path.parent, f"{path.stem}.*")
-    return reason
-
-
-def remove_unfinished(folder: Path, names: str = "*") -> None:
-    """Remove files of traces that were not finished, such as those of a killed process."""
-    for pattern in LEFTOVERS:
-        for leftover in folder.glob(pattern):
-            if leftover.match(names):
-                with suppress(OSError):
-                    leftover.unlink()
-
-
-def remove_traces_of_other_ranks(folder: Path, num_ranks: int) -> None:
-    """Remove traces of ranks that this run does not have, which an earlier profile with more ranks left."""
-    for file in folder.glob("rank-*.json.gz"):
-        rank = file.name.removeprefix("rank-").removesuffix(".json.gz")
-        if rank.isdecimal() and int(rank) >= num_ranks:
-            with suppress(OSError):
-                file.unlink()
-
+from paceline.training.trace import PHASE, SECTION, Profiled
 
 WARMUP_STEPS = 5  # steps before the trace; a CUDA graph must also have been captured
 STEPS_OF_OTHER_RANKS = 10  # enough to compare their traces with that of rank 0
@@ -110,36 +35,27 @@ class StepProfiler:
 
     def __init__(self, parts: Parts, stopwatch: Stopwatch, run: Path, images: int) -> None:
         """Prepare to trace; `images` is the number of images seen when the loop starts."""
-        self._parts, self._stopwatch, self._run = parts, stopwatch, run
+        self._parts, self._stopwatch = parts, stopwatch
+        self._path = run / PROFILE / f"rank-{parts.world.rank}.json"
         wanted = parts.config.run.profile
         left = (parts.total_images - images) // parts.feed.images_per_step
         self._num_steps = min(wanted if parts.world.is_first else min(wanted, STEPS_OF_OTHER_RANKS), left)
         self._latest_start = max(0, left - wanted)
         self._steps = self._traced = 0
         self._profile: profile | None = None
-        self._reader: threading.Thread | None = None  # writes and summarises the trace
-
-    @classmethod
-    def of(cls, parts: Parts, stopwatch: Stopwatch, run: Path, images: int) -> StepProfiler | None:
-        """Return a profiler; None if `--profile` is 0 or no steps are left.
-
-        Unfinished files from a run that was killed while it wrote a trace are removed.
-        """
-        world, wanted = parts.world, parts.config.run.profile
-        if world.place.local_rank == 0:  # no rank traces until all ranks train
-            remove_unfinished(run / PROFILE)
-        if images + parts.feed.images_per_step <= parts.total_images:
-            return cls(parts, stopwatch, run, images) if wanted else None
-        if wanted and world.is_first:
-            print_line(f"--profile {wanted}: no steps are left to profile")
-        return None
+        self._summary: subprocess.Popen[str] | None = None  # the process that summarises and compresses the trace
 
     def before_step(self) -> None:
         """Start the trace if this is the first step to trace."""
         if self._profile or self._traced or not self._num_steps:
             return
-        if (self._steps >= WARMUP_STEPS and self._is_warm()) or self._steps >= self._latest_start:
-            self._start()
+        step = self._parts.run_step
+        is_warm = self._steps >= WARMUP_STEPS and (not isinstance(step, GraphedStep) or step.is_settled)
+        if is_warm or self._steps >= self._latest_start:
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # kineto prints internal events otherwise
+            self._synchronize()
+            self._stopwatch.annotate, self._parts.step.annotate = _annotate(SECTION), _annotate(PHASE)
+            self._profile = start_trace(self._parts.world.device)
 
     def after_step(self) -> None:
         """Count the step, and end the trace after the last step to trace."""
@@ -150,89 +66,62 @@ class StepProfiler:
                 self._stop(self._profile)
 
     def finish(self) -> None:
-        """Wait until all ranks have compressed their traces."""
+        """Wait until all ranks have compressed their traces; print where they are, or why one could not be written."""
         while self._is_any_rank_reading():
-            if self._reader:
-                self._reader.join(BEAT_SECONDS)
+            if self._summary:
+                with suppress(subprocess.TimeoutExpired):
+                    self._summary.wait(BEAT_SECONDS)
             beat()
+        if not self._summary:
+            return
+        assert self._summary.stderr
+        errors = self._summary.stderr.read().splitlines()
+        if self._summary.returncode:
+            self._fail((errors or [f"exit code {self._summary.returncode}"])[-1])
+        elif self._parts.world.is_first:
+            files = f"{self._path.with_name(SUMMARY_TEXT)} and {self._path.with_suffix('.json.gz')}"
+            print_line(f"profile of {self._traced} step{'s' * (self._traced > 1)}: {files}")
 
     def _is_any_rank_reading(self) -> bool:
-        own = float(self._reader is not None and self._reader.is_alive())
-        world = self._parts.world
+        own, world = float(self._summary is not None and self._summary.poll() is None), self._parts.world
         return bool(world.sum(torch.tensor([own], device=world.device)).item())
 
-    def _is_warm(self) -> bool:
-        step = self._parts.run_step
-        return not isinstance(step, GraphedStep) or step.is_settled
-
-    def _start(self) -> None:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # kineto prints internal events otherwise
-        self._synchronize()
-        self._stopwatch.annotate = _annotate(SECTION)
-        self._parts.step.annotate = _annotate(PHASE)
-        self._profile = start_trace(self._parts.world.device)
-
     def _stop(self, tracing: profile) -> None:
+        """End the trace, write it, and start the process that summarises it while training continues."""
         self._synchronize()
         began = time.perf_counter()
         beat()
         tracing.__exit__(None, None, None)
-        seconds = time.perf_counter() - began
-        self._stopwatch.annotate = None
-        self._parts.step.annotate = no_range
-        self._profile = None
-        self._reader = threading.Thread(target=self._read, args=[tracing, seconds], daemon=True)
-        self._reader.start()
-
-    def _read(self, tracing: profile, seconds: float) -> None:
-        """Write, summarise and compress a trace, which took `seconds` to end; rank 0 writes the summary."""
-        world = self._parts.world
-        path = self._run / PROFILE / f"rank-{world.rank}.json"
+        self._stopwatch.annotate, self._parts.step.annotate, self._profile = None, no_range, None
         try:
-            began = time.perf_counter()
-            write_trace(tracing, path)
-            seconds += time.perf_counter() - began
-            times = summarise_trace(path)
-            if not world.is_first:
-                return
-            remove_traces_of_other_ranks(path.parent, world.size)
-            self._summary(times, seconds).write(self._run)
-        except (TraceError, OSError) as error:
-            full = clean_up(path)
-            problem = f"could not be written: {full}" if full else f"could not be summarised: {error}"
-            print_line(f"profile: the trace {path} {problem}")
-            return
-        files = f"{path.with_name(SUMMARY_TEXT)} and {compressed_path(path)}"
-        print_line(f"profile of {self._traced} step{'s' * (self._traced > 1)}: {files}")
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.unlink(missing_ok=True)  # from an earlier command
+            tracing.export_chrome_trace(str(self._path))
+            tracing.kineto_results = None  # frees its memory
+            note = f"ending and writing the trace took {time.perf_counter() - began:.2f} s of training time"
+            # With -P, modules in the current folder do not shadow others. The module does not import torch.
+            command = [sys.executable, "-P", "-m", trace.__name__, str(self._path), self._describe(note)]
+            self._summary = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        except (OSError, RuntimeError) as error:
+            self._fail(str(error))
+
+    def _describe(self, note: str) -> str:
+        """Return what the summary adds to the trace, as JSON; null if this rank writes no summary."""
+        parts = self._parts
+        if not parts.world.is_first:
+            return "null"
+        device = torch.cuda.get_device_name(parts.world.device) if parts.world.device.type == "cuda" else "CPU"
+        return json.dumps(asdict(Profiled(device, self._traced, parts.feed.images_per_step, note)))
+
+    def _fail(self, reason: str) -> None:
+        """Report that the trace could not be written, and remove it, because checkpoints may need the space."""
+        for leftover in self._path.parent.glob(f"{self._path.name}*"):
+            leftover.unlink(missing_ok=True)
+        print_line(f"profile: the trace {self._path} could not be written: {' '.join(reason.split())}")
 
     def _synchronize(self) -> None:
         if self._parts.world.device.type == "cuda":
             torch.cuda.synchronize(self._parts.world.device)
-
-    def _summary(self, times: TraceTimes, seconds: float) -> ProfileSummary:
-        """Return the summary; ending and writing the trace took `seconds`, in which the GPU may have trained."""
-        parts, steps = self._parts, self._traced
-        total = max(times.total, 1e-9)
-        kernels = sorted(times.kernels.items(), key=lambda item: -item[1][0])[:MAX_KERNELS]
-        device = parts.world.device
-        notes = [f"ending and writing the trace took at most {seconds:.2f} s of training time"]
-        if times.on_gpu and not times.phases:
-            notes.append("the step is a CUDA graph, whose kernels a trace does not assign to phases")
-        return ProfileSummary(
-            device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-            num_steps=steps,
-            step_seconds=total / steps,
-            images_per_second=steps * parts.feed.images_per_step / total,
-            sections=with_other({name: one / total for name, one in with_whole_steps(times.sections).items()}),
-            phases={name: seconds / total for name, seconds in times.phases.items()},
-            kernels=tuple(
-                KernelTime(name[:120], seconds / total, round(calls / steps, 2)) for name, (seconds, calls) in kernels
-            ),
-            communication=times.communication / total,
-            exposed_communication=times.exposed_communication / total,
-            gaps=times.gaps / total,
-            notes=tuple(notes),
-        )
 
 
 def _annotate(prefix: str) -> Annotate:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.config.spans import is_never
+from paceline.config.settings import is_never
 from paceline.core.errors import DISK_FAILED, NOT_WRITABLE, UserError
 from paceline.core.terminal import Counter, activity
 from paceline.core.text import duration, epoch, four_digits, print_line
@@ -22,19 +22,17 @@ from paceline.parallel.strategy import strategy_name
 from paceline.runs.checkpoint import WEIGHTS, Snapshot
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricsWriter, read_metrics
-from paceline.runs.mirror.session import Mirroring
+from paceline.runs.mirror import Mirroring
 from paceline.runs.provenance import versions_and_hardware
 from paceline.runs.record import Choices, Provenance
 from paceline.runs.terminal import Display, log_output
 from paceline.runs.weights import load_weights, write_data_spec
-from paceline.training.agreement import checkpoint_at, claim_folder, newest_snapshot
 from paceline.training.build import Parts
-from paceline.training.evaluate import EvaluationStopped, SplitEvaluator, final_evaluator, training_evaluator
+from paceline.training.evaluate import EvaluationStopped, SplitEvaluator, final_evaluator, rehearse, training_evaluator
 from paceline.training.initial_weights import initialise
 from paceline.training.loop import Loop, Outputs
-from paceline.training.memory_forecast import explain_out_of_memory
-from paceline.training.rehearsal import rehearse_all
-from paceline.training.snapshot import check_fits, restore_snapshot
+from paceline.training.memory import explain_out_of_memory
+from paceline.training.resume import check_fits, checkpoint_at, claim_folder, newest_snapshot, restore_snapshot
 from paceline.training.stop import MIRROR_INCOMPLETE, StopRequest
 
 SECONDS_FOR_MIRROR_AFTER_ERROR = 10.0
@@ -108,7 +106,9 @@ class Session:
             outputs = Outputs(folder, writer, display, record.on_saved)
             loop = Loop(parts, outputs, snapshot=snapshot, evaluator=self.evaluator, stop=stop)
             if not settled:
-                rehearse_all(parts, [one for one in (self.evaluator, self.final_evaluator) if one])
+                with parts.strategy.whole_weights():
+                    for evaluator in filter(None, (self.evaluator, self.final_evaluator)):
+                        rehearse(evaluator)
                 loop.run()
         return loop, writer
 
@@ -169,7 +169,7 @@ class Session:
         self.folder.end(state)
         if loop.saver.num_saves and self.parts.world.is_first:
             print_line(loop.pace.describe_shares())
-            print_line(loop.saver.describe_cost(loop.stopwatch("save").seconds))
+            print_line(loop.saver.describe_cost(loop.stopwatch.seconds["save"]))
         if loop.stopped:
             print_line(f"stopped at {loop.images:,} images and saved; run the same command again to resume")
         else:

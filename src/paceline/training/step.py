@@ -9,60 +9,38 @@ from time import perf_counter
 
 import torch
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from paceline.contracts.recipe import Batch, Clock, Loss, Phase, Recipe
 from paceline.core.errors import UserError
 from paceline.core.gpu import run_concurrently
 from paceline.core.watch import INCOMPLETE, recorder
-from paceline.data.feed import StepData
+from paceline.data.loader import StepData
 from paceline.parallel.batchnorm import waiting
 from paceline.parallel.strategy import Strategy
 from paceline.training.learner import Learner
-from paceline.training.loss_log import Entry
-from paceline.training.pace import Annotate
+from paceline.training.log import Annotate, Entry
 
 
 class GradientWait:
-    """Adds the wait at the end of a network's backward passes to `exchange.waiting`.
+    """Adds the wait at the end of a network's backward passes to `waiting`.
 
     DistributedDataParallel exchanges gradients in C++ and waits for them at the end of the backward pass. Hooks on the
-    parameters record when the last of this process's own gradients is complete. In every step, a phase computes its
-    gradients in the same order. So once each phase has run, only the last parameter of each phase keeps its hook.
+    parameters record when the last of this process's own gradients is complete.
     """
 
-    def __init__(self, parameters: Iterable[Tensor], phases: Iterable[str]) -> None:
-        """Observe a network's parameters; `phases` are the names of the phases that train the network."""
-        self._ready_at, self._last = 0.0, -1  # when the last gradient was complete, and the number of its parameter
-        self._last_of: dict[str, int] = {}  # by phase
-        self._unseen = set(phases)
-        self._handles: dict[int, RemovableHandle] = {
-            number: parameter.register_post_accumulate_grad_hook(self._hook(number))
-            for number, parameter in enumerate(parameters)
-        }
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self._ready_at = 0.0  # when the last gradient was complete
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self._note)
 
-    def _hook(self, number: int) -> Callable[[Tensor], None]:
-        def note(parameter: Tensor) -> None:
-            self._ready_at, self._last = perf_counter(), number
+    def _note(self, parameter: Tensor) -> None:
+        self._ready_at = perf_counter()
 
-        return note
-
-    def end_backward(self, phase: str) -> None:
-        """Add the time since the last gradient was complete; call this at the end of a phase's backward pass."""
-        if not self._ready_at:
-            return
-        waiting.seconds += perf_counter() - self._ready_at
+    def end_backward(self) -> None:
+        """Add the time since the last gradient was complete; call this at the end of a backward pass."""
+        if self._ready_at:
+            waiting.seconds += perf_counter() - self._ready_at
         self._ready_at = 0.0
-        if phase in self._unseen:
-            self._unseen.discard(phase)
-            self._last_of[phase] = self._last
-            if not self._unseen:
-                self._keep(set(self._last_of.values()))
-
-    def _keep(self, numbers: set[int]) -> None:
-        """Remove the hooks of all other parameters, because they cost time in every step."""
-        for number in self._handles.keys() - numbers:
-            self._handles.pop(number).remove()
 
 
 Finish = Callable[[Batch], Batch]  # turns a fetched batch into the recipe's input, on the device
@@ -99,7 +77,7 @@ class Step:
         self.recorder = recorder()
         self.exchanges = strategy.needs_processes and self.world.size > 1
         observed = self.exchanges and self.world.device.type == "cpu" and not strategy.shards_weights
-        self.waits = {name: self._wait_of(name) for name in learners} if observed else {}
+        self.waits = {name: GradientWait(one.parameters) for name, one in learners.items() if observed}
 
     def __call__(self, data: StepData, watch: Watch | None = None) -> list[Entry]:
         """Train on one step's data; return the phases' losses, still on the device."""
@@ -108,10 +86,6 @@ class Step:
 
     def _scalar(self, value: float = 0.0) -> Tensor:
         return torch.tensor(value, device=self.world.device, dtype=self.strategy.precision.weights)
-
-    def _wait_of(self, network: str) -> GradientWait:
-        phases = [phase.name for phase in self.recipe.phases if phase.network == network]
-        return GradientWait(self.learners[network].parameters, phases)
 
     def due(self, images: int) -> tuple[Phase, ...]:
         """Return the phases that run in the step that starts at this number of images seen."""
@@ -194,7 +168,7 @@ class Step:
             # Then DistributedDataParallel does not exchange these gradients, and the other ranks wait for them.
             self.recorder.rename(number, f"gradients{INCOMPLETE}{_listed(learner.without_gradient())}")
         if last and self.waits:
-            self.waits[phase.network].end_backward(phase.name)
+            self.waits[phase.network].end_backward()
 
     def _with_signals(self, batch: Batch, samples: int) -> Batch:
         """Add the signals and scheduled values to the batch as columns, since DataParallel splits tensors by rows."""

@@ -1,6 +1,6 @@
 """Read a Chrome trace that torch.profiler wrote: time by section, phase and kernel, gaps and communication.
 
-As a program, this module prints the times in a trace file as JSON and compresses the file. See `trace_process`.
+As a program, this module writes the summary of a trace file and compresses the file. It does not import torch.
 """
 
 from __future__ import annotations
@@ -8,16 +8,18 @@ from __future__ import annotations
 import bisect
 import gzip
 import json
+import math
 import os
 import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.core.watch import die_with_parent
+from paceline.core.files import replacing
+from paceline.runs.profile_summary import MAX_KERNELS, KernelTime, ProfileSummary, with_other, with_whole_steps
 
 SECTION, PHASE = "paceline/section/", "paceline/phase/"  # prefixes of the ranges that the loop and the step open
 DEVICE_KINDS = {"kernel", "gpu_memcpy", "gpu_memset"}
@@ -39,59 +41,55 @@ class Event(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TraceTimes:
-    """Seconds spent in the profiled steps."""
+class Profiled:
+    """What a trace does not contain: how many steps it covers, and where they ran."""
 
-    on_gpu: bool
-    total: float
-    sections: dict[str, float]
-    phases: dict[str, float]
-    kernels: dict[str, tuple[float, int]]  # seconds and calls, by name
-    communication: float
-    exposed_communication: float
-    gaps: float
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> TraceTimes:
-        """Return the times that `asdict` converted, after a round trip through JSON."""
-        kernels = {name: (seconds, calls) for name, (seconds, calls) in content["kernels"].items()}
-        return cls(**{**content, "kernels": kernels})
+    device: str
+    num_steps: int
+    images_per_step: int
+    note: str
 
 
-def read_trace(trace: Mapping[str, Any]) -> TraceTimes:
-    """Return the times in a trace. A section of the loop must have been recorded."""
+def read_trace(trace: Mapping[str, Any], profiled: Profiled) -> ProfileSummary:
+    """Return the summary of a trace. A section of the loop must have been recorded."""
     events = [_event(one) for one in trace["traceEvents"] if one.get("ph") == "X" and "dur" in one]
     sections = _by_name(events, SECTION)
     device = [one for one in events if one.kind in DEVICE_KINDS]
     start = min(begin for ranges in sections.values() for begin, _ in ranges)
     end = max([stop for ranges in sections.values() for _, stop in ranges] + [one.end for one in device])
-    window = [(start, end)]
-    steps = sections.get("step", [])
-    between = subtract(merge(one for name, ranges in sections.items() if name != "step" for one in ranges), steps)
+    window, steps = [(start, end)], sections.get("step", [])
     if device:
         computed = merge((one.start, one.end) for one in device if "nccl" not in one.name.lower())
         communicated = merge((one.start, one.end) for one in device if "nccl" in one.name.lower())
-        idle = subtract(subtract(subtract(window, computed), communicated), between)
-        kernels = _sums(device)
-        phases = _device_phases(events, device)
+        between = merge(one for name, ranges in sections.items() if name != "step" for one in ranges)
+        idle = subtract(subtract(subtract(window, computed), communicated), subtract(between, steps))
+        kernels, phases = _own_times(device, is_nested=False), _device_phases(events, device)
     else:
         operators = [one for one in events if one.kind == "cpu_op" and one.name.startswith(OPERATORS)]
         computed = merge((one.start, one.end) for one in operators)
-        sent = merge((one.start, one.end) for one in events if one.name.startswith("gloo:"))
-        communicated = intersect(sent, window)
+        communicated = intersect(merge((one.start, one.end) for one in events if one.name.startswith("gloo:")), window)
         idle = subtract(subtract(steps, computed), communicated)
         kernels = _own_times([one for one in operators if _is_in(one, steps)])
         phases = {name: length(ranges) for name, ranges in _by_name(events, PHASE).items()}
+    total = max(end - start, 1e-3)
     exposed = subtract(intersect(communicated, steps or window), computed)
-    return TraceTimes(
-        on_gpu=bool(device),
-        total=(end - start) * MICROSECOND,
-        sections={name: length(ranges) for name, ranges in sections.items()},
-        phases={name.replace("/", ": "): seconds for name, seconds in phases.items()},
-        kernels=kernels,
-        communication=length(communicated),
-        exposed_communication=length(exposed),
-        gaps=length(idle),
+    longest = sorted(kernels.items(), key=lambda item: -item[1][0])[:MAX_KERNELS]
+    in_a_graph = ("the step is a CUDA graph, whose kernels a trace does not assign to phases",)
+    return ProfileSummary(
+        device=profiled.device,
+        num_steps=profiled.num_steps,
+        step_seconds=total * MICROSECOND / profiled.num_steps,
+        images_per_second=profiled.num_steps * profiled.images_per_step / (total * MICROSECOND),
+        sections=with_other(with_whole_steps({name: length(ranges) / total for name, ranges in sections.items()})),
+        phases={name.replace("/", ": "): spent / total for name, spent in phases.items()},
+        kernels=tuple(
+            KernelTime(name[:120], spent / total, round(calls / profiled.num_steps, 2))
+            for name, (spent, calls) in longest
+        ),
+        communication=length(communicated) / total,
+        exposed_communication=length(exposed) / total,
+        gaps=length(idle) / total,
+        notes=(profiled.note, *(in_a_graph if device and not phases else ())),
     )
 
 
@@ -121,44 +119,35 @@ def _device_phases(events: Iterable[Event], device: Iterable[Event]) -> dict[str
     }
     ranges = sorted((start, end, name) for name, found in _by_name(events, PHASE).items() for start, end in found)
     starts = [start for start, _, _ in ranges]
-    seconds: dict[str, float] = defaultdict(float)
+    spent: dict[str, float] = defaultdict(float)
     for one in device:
-        launched = launches.get(one.correlation)
-        place = bisect.bisect_right(starts, launched) - 1 if launched is not None else -1
-        if place >= 0 and launched is not None and launched <= ranges[place][1]:
-            seconds[ranges[place][2]] += (one.end - one.start) * MICROSECOND
-    return dict(seconds)
+        launched = launches.get(one.correlation, -math.inf)
+        number = bisect.bisect_right(starts, launched) - 1
+        if number >= 0 and launched <= ranges[number][1]:
+            spent[ranges[number][2]] += one.end - one.start
+    return dict(spent)
 
 
-def _sums(events: Iterable[Event]) -> dict[str, tuple[float, int]]:
-    found: dict[str, tuple[float, int]] = {}
-    for one in events:
-        seconds, calls = found.get(one.name, (0.0, 0))
-        found[one.name] = (seconds + (one.end - one.start) * MICROSECOND, calls + 1)
-    return found
-
-
-def _own_times(operators: Sequence[Event]) -> dict[str, tuple[float, int]]:
+def _own_times(events: Iterable[Event], *, is_nested: bool = True) -> dict[str, tuple[float, int]]:
     """Return the time in each operator without the operators that it calls, and the number of calls."""
     found: dict[str, tuple[float, int]] = {}
-    open_ones: dict[Any, list[Event]] = defaultdict(list)
-    for one in sorted(operators, key=lambda event: (event.start, -event.end)):
-        callers = open_ones[one.thread]
+    running: dict[Any, list[Event]] = defaultdict(list)  # by thread: the operators that call each other
+    for one in sorted(events, key=lambda event: (event.start, -event.end)):
+        callers = running[one.thread]
         while callers and callers[-1].end <= one.start:
             callers.pop()
-        span = (one.end - one.start) * MICROSECOND
-        if callers:
-            seconds, calls = found[callers[-1].name]
-            found[callers[-1].name] = (seconds - span, calls)
-        seconds, calls = found.get(one.name, (0.0, 0))
-        found[one.name] = (seconds + span, calls + 1)
+        if callers and is_nested:
+            spent, calls = found[callers[-1].name]
+            found[callers[-1].name] = (spent - (one.end - one.start), calls)
+        spent, calls = found.get(one.name, (0.0, 0))
+        found[one.name] = (spent + one.end - one.start, calls + 1)
         callers.append(one)
     return found
 
 
 def _is_in(event: Event, ranges: Intervals) -> bool:
-    place = bisect.bisect_right(ranges, (event.start, float("inf"))) - 1
-    return place >= 0 and event.start < ranges[place][1]
+    number = bisect.bisect_right(ranges, (event.start, math.inf)) - 1
+    return number >= 0 and event.start < ranges[number][1]
 
 
 def merge(ranges: Iterable[tuple[float, float]]) -> Intervals:
@@ -175,11 +164,11 @@ def merge(ranges: Iterable[tuple[float, float]]) -> Intervals:
 def subtract(ranges: Intervals, others: Intervals) -> Intervals:
     """Return the parts of ranges that no other range covers."""
     left: Intervals = []
-    place = 0
+    first = 0  # the first of the others that may cover a part of the rest
     for start, end in ranges:
-        while place < len(others) and others[place][1] <= start:
-            place += 1
-        at, number = start, place
+        while first < len(others) and others[first][1] <= start:
+            first += 1
+        at, number = start, first
         while number < len(others) and others[number][0] < end:
             if others[number][0] > at:
                 left.append((at, others[number][0]))
@@ -196,26 +185,27 @@ def intersect(ranges: Intervals, others: Intervals) -> Intervals:
 
 
 def length(ranges: Intervals) -> float:
-    """Return the total length of disjoint ranges in seconds."""
-    return sum(end - start for start, end in ranges) * MICROSECOND
+    """Return the total length of disjoint ranges."""
+    return sum(end - start for start, end in ranges)
 
 
-def compressed_path(path: Path) -> Path:
-    """Return the name of a compressed trace."""
-    return path.with_suffix(".json.gz")
-
-
-def _main(path: Path, parent: int) -> None:
-    """Print the times in a trace file, then replace the file with a compressed one; end if the parent is killed."""
-    die_with_parent(parent)
+def _main(path: Path, profiled: Mapping[str, Any]) -> None:
+    """Write the summary of a trace to its run, and replace the trace with a compressed one."""
     os.nice(10)  # training needs the processors more
-    print(json.dumps(asdict(read_trace(json.loads(path.read_bytes())))))
-    partial = path.with_suffix(".json.gz.partial")
-    with path.open("rb") as plain, gzip.open(partial, "wb", compresslevel=1) as file:
+    try:
+        trace = json.loads(path.read_bytes())
+    except (OSError, ValueError):  # torch reports no error if it cannot write
+        sys.exit("torch did not write the whole trace; check the free space on the disk")
+    if profiled:
+        read_trace(trace, Profiled(**profiled)).write(path.parent.parent)
+    with (
+        path.open("rb") as plain,
+        replacing(path.with_suffix(".json.gz"), durable=False) as partial,
+        gzip.open(partial, "wb", compresslevel=1) as file,
+    ):
         shutil.copyfileobj(plain, file)
-    partial.rename(compressed_path(path))
     path.unlink()
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), int(sys.argv[2]))
+    _main(Path(sys.argv[1]), json.loads(sys.argv[2]))

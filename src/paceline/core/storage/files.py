@@ -296,17 +296,13 @@ def _local_file(name: str, path: Path) -> StoredFile:
 
 def _read_local(span: Span) -> bytes:
     try:
-        return _pread(span.place, span.start, span.stop - span.start)
+        opened = os.open(span.place, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(opened, span.stop - span.start, span.start)
+        finally:
+            os.close(opened)
     except OSError as error:
         raise UserError(f"{printable(span.place)}: {error.strerror}; restore the file") from None
-
-
-def _pread(place: str, start: int, size: int) -> bytes:
-    opened = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.pread(opened, size, start)
-    finally:
-        os.close(opened)
 
 
 def _groups(spans: Sequence[Span]) -> list[list[Span]]:

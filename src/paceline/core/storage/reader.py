@@ -7,13 +7,14 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from queue import SimpleQueue
 from typing import NamedTuple
 
+from paceline.core.background import Background
 from paceline.core.errors import UserError
 from paceline.core.files import WRITING, replacing
 from paceline.core.storage.files import Span, Storage, StoredFile
@@ -23,7 +24,6 @@ MIN_FREE_BYTES = 2**30  # space left free on the disk, so that checkpoints can s
 FILLED_SHARE = 0.9  # fraction of the limit that is still used after old blocks were removed
 LEFTOVER_SECONDS = 60.0  # an older temporary file belongs to a process that was killed
 MAX_DIGITS = 20  # of the number in the file `usage`
-_lock_of_threads = threading.Lock()
 
 
 class Block(NamedTuple):
@@ -40,8 +40,8 @@ class BlockCache:
         self.folder, self.limit, self._blocks = folder, limit, str(folder / "blocks")
         try:
             (folder / "blocks").mkdir(parents=True, exist_ok=True)
-            # This file stays open: closing it would release the locks of this process.
-            self._claims = os.open(folder / "claims", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            with self._usage():
+                pass
         except OSError as error:
             raise UserError(
                 f"cache folder {folder}: {error.strerror}; set shard_cache to a folder that can be written to"
@@ -80,21 +80,6 @@ class BlockCache:
         """Remove a block, for example because it is damaged."""
         Path(self._path(block)).unlink(missing_ok=True)
 
-    def claim(self, block: Block) -> bool:
-        """Return whether this process may download a block, because no other process is downloading it."""
-        try:
-            fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _position(block))
-        except BlockingIOError:
-            return False
-        except OSError:  # the file system does not support locks: two processes may download the same block
-            return True
-        return True
-
-    def release(self, block: Block) -> None:
-        """Let other processes download a block."""
-        with suppress(OSError):
-            fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, _position(block))
-
     def _path(self, block: Block) -> str:
         return f"{self._blocks}/{block.key}/{block.number}"  # faster than pathlib
 
@@ -115,18 +100,15 @@ class BlockCache:
 
     @contextmanager
     def _usage(self) -> Iterator[int]:
+        """Open and lock the file with the total size of all blocks."""
         opened = os.open(self.folder / "usage", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
-            # Unlike flock, this lock is not inherited by a process that is forked while the lock is held.
-            with _lock_of_threads:
-                with suppress(OSError):  # the file system does not support locks
-                    fcntl.lockf(self._claims, fcntl.LOCK_EX, 1, 0)
-                try:
-                    yield opened
-                finally:
-                    with suppress(OSError):
-                        fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, 0)
+            with suppress(OSError):  # the file system does not support locks
+                fcntl.flock(opened, fcntl.LOCK_EX)
+            yield opened
         finally:
+            with suppress(OSError):  # explicitly, because a process that was forked in the meantime has the file open
+                fcntl.flock(opened, fcntl.LOCK_UN)
             os.close(opened)
 
     def _reduce(self, target: int) -> int:
@@ -165,24 +147,9 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
         return []
 
 
-def _renew_lock() -> None:
-    """Create the lock for the threads of this process; a forked process needs a new one: its parent may hold it."""
-    global _lock_of_threads
-    _lock_of_threads = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
-
-
-def _position(block: Block) -> int:
-    """Return the byte of the file `claims` that stands for a block."""
-    return 1 + int.from_bytes(sha256(f"{block.key} {block.number}".encode()).digest()[:6])
-
-
 BLOCK_BYTES = 2**18
 MAX_REQUEST_BYTES = 2**23  # adjacent blocks are read with one request, up to this size
 MAX_HELD_BYTES = 2**25  # maximum size of blocks that are downloaded together
-POLL_SECONDS = 0.005  # interval for checking whether another process has downloaded a block
 
 
 class Reader:
@@ -203,20 +170,18 @@ class Reader:
             return self.storage.read(spans, self.wait_seconds)
         contents: list[bytes] = []
         for part, missing in self._parts(cache, spans):
-            found: dict[Block, bytes] = {}
-            for group in _groups(missing):
-                found |= self._fetch(cache, group, wait=True)
-            contents += [b"".join(self._pieces(cache, span, found)) for span in part]
+            downloaded = self._download(cache, missing, self.wait_seconds)
+            for block in missing:
+                if block not in downloaded and (elsewhere := self._here().running.get(block)):
+                    elsewhere.wait()
+            contents += [b"".join(self._pieces(cache, span, downloaded)) for span in part]
         return contents
 
     def prefetch(self, spans: Sequence[Span]) -> None:
         """Start downloading blocks that are not in the cache; return without waiting."""
         cache = self.cache
-        if cache is None:
-            return
-        missing = [block for block in self._blocks(spans) if not cache.has(block)]
-        if missing:
-            self._here().start(self._prefetch, missing)
+        if cache is not None and (missing := [block for block in self._blocks(spans) if not cache.has(block)]):
+            self._here().prefetching.add(partial(self._prefetch, cache, missing))
 
     def forget(self, span: Span) -> None:
         """Remove a span from the cache, because its content does not match its checksum."""
@@ -224,11 +189,11 @@ class Reader:
             for block in self._blocks([span]):
                 self.cache.drop(block)
 
-    def _prefetch(self, blocks: list[Block]) -> None:
-        for group in _groups(blocks):
-            if self.cache is not None:
-                with suppress(Exception):  # the error is reported when the block is read
-                    self._fetch(self.cache, group, wait=False)
+    def _prefetch(self, cache: BlockCache, blocks: list[Block]) -> None:
+        size = MAX_HELD_BYTES // BLOCK_BYTES
+        for start in range(0, len(blocks), size):
+            with suppress(Exception):  # the error is reported when the block is read
+                self._download(cache, blocks[start : start + size], 0.0)
 
     def _blocks(self, spans: Iterable[Span]) -> list[Block]:
         """Return the blocks that contain the spans, in order, each once."""
@@ -265,45 +230,26 @@ class Reader:
         file = self._files[block.key]
         return self.storage.read([Span(file.place, start, stop)], self.wait_seconds)[0]
 
-    def _fetch(self, cache: BlockCache, blocks: Sequence[Block], wait: bool) -> dict[Block, bytes]:
-        """Download blocks into the cache, and return those that this call downloaded.
-
-        Skip blocks that another thread or process is downloading; with `wait`, return when they are in the cache.
-        """
-        here, wait_seconds = self._here(), self.wait_seconds if wait else 0.0
-        mine = here.begin(blocks)
-        found: dict[Block, bytes] = {}
-        try:
-            claimed = [block for block in mine if cache.claim(block)]
-            try:
-                found = self._download(cache, [block for block in claimed if not cache.has(block)], wait_seconds)
-            finally:
-                for block in claimed:
-                    cache.release(block)
-            for block in mine if wait else ():
-                while block not in claimed and not cache.has(block):
-                    if cache.claim(block):
-                        try:
-                            found |= self._download(cache, [block], wait_seconds)
-                        finally:
-                            cache.release(block)
-                        break
-                    time.sleep(POLL_SECONDS)
-        finally:
-            here.end(mine)
-        if wait:
-            here.wait_for(set(blocks) - set(mine))
-        return found
-
     def _download(self, cache: BlockCache, blocks: Sequence[Block], wait_seconds: float) -> dict[Block, bytes]:
-        found: dict[Block, bytes] = {}
-        runs = list(_runs(blocks))
-        spans = [self._span(run) for run in runs]
-        for run, content in zip(runs, self.storage.read(spans, wait_seconds) if spans else (), strict=True):
-            for row, block in enumerate(run):
-                found[block] = content[row * BLOCK_BYTES : (row + 1) * BLOCK_BYTES]
-                self._store(cache, block, found[block])
-        return found
+        """Download blocks into the cache, except those that another thread is downloading; return their contents."""
+        here, done = self._here(), threading.Event()
+        with here.lock:
+            mine = [block for block in blocks if block not in here.running and not cache.has(block)]
+            here.running |= dict.fromkeys(mine, done)
+        downloaded: dict[Block, bytes] = {}
+        try:
+            runs = list(_runs(mine))
+            spans = [self._span(run) for run in runs]
+            for run, content in zip(runs, self.storage.read(spans, wait_seconds) if spans else (), strict=True):
+                for row, block in enumerate(run):
+                    downloaded[block] = content[row * BLOCK_BYTES : (row + 1) * BLOCK_BYTES]
+                    self._store(cache, block, downloaded[block])
+        finally:
+            with here.lock:
+                for block in mine:
+                    del here.running[block]
+            done.set()
+        return downloaded
 
     def _store(self, cache: BlockCache, block: Block, content: bytes) -> None:
         try:
@@ -329,54 +275,13 @@ class _Process:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.reported = False  # whether this process has reported that the cache cannot be written
-        self._lock = threading.Lock()
-        self._running: dict[Block, threading.Event] = {}
-        self._tasks: SimpleQueue[tuple[Callable[[list[Block]], None], list[Block]]] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def start(self, function: Callable[[list[Block]], None], blocks: list[Block]) -> None:
-        """Call a function in the background, after earlier calls have finished."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="prefetch", daemon=True)
-            self._thread.start()
-        self._tasks.put((function, blocks))
-
-    def begin(self, blocks: Sequence[Block]) -> list[Block]:
-        """Register downloads; return the blocks that no other thread is downloading."""
-        with self._lock:
-            mine = [block for block in blocks if block not in self._running]
-            self._running |= {block: threading.Event() for block in mine}
-        return mine
-
-    def end(self, blocks: Sequence[Block]) -> None:
-        """Unregister downloads, and wake up threads that wait for them."""
-        with self._lock:
-            events = [self._running.pop(block) for block in blocks]
-        for event in events:
-            event.set()
-
-    def wait_for(self, blocks: Iterable[Block]) -> None:
-        """Wait until other threads have finished downloading blocks."""
-        with self._lock:
-            events = [self._running[block] for block in blocks if block in self._running]
-        for event in events:
-            event.wait()
-
-    def _work(self) -> None:
-        while True:
-            function, blocks = self._tasks.get()
-            function(blocks)
+        self.lock, self.running = threading.Lock(), dict[Block, threading.Event]()
+        self.prefetching = Background("prefetch")
 
 
 def key_of(storage: Storage, file: StoredFile) -> str:
     """Return a key for a version of a file; a changed file has a different key."""
     return sha256(os.fsencode(f"{storage.url}\n{file.place}\n{file.size}\n{file.version}")).hexdigest()[:32]
-
-
-def _groups(blocks: Sequence[Block]) -> Iterator[Sequence[Block]]:
-    """Split a list of blocks into parts whose total size is limited."""
-    size = MAX_HELD_BYTES // BLOCK_BYTES
-    return (blocks[start : start + size] for start in range(0, len(blocks), size))
 
 
 def _runs(blocks: Iterable[Block]) -> Iterator[list[Block]]:

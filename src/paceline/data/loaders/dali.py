@@ -6,9 +6,9 @@ decoded on the GPU, and pixels differ by at most one or two grey levels. Other d
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ from torch.utils.dlpack import from_dlpack
 
 from paceline.contracts.recipe import Batch
 from paceline.core.errors import UserError, install_extra
+from paceline.core.ordered_map import ordered_map
 from paceline.data.file_lists import unreadable
 from paceline.data.loader import Batches, ReusingLoader
-from paceline.data.source import Encoded, sizes_of
-from paceline.data.stream import Tickets, channels_first, upload, windows
+from paceline.data.source import Encoded, sizes_of, stack
+from paceline.data.stream import Tickets, channels_first, ratio_of, upload, windows
 from paceline.images.decode import BadImage, opened
 
-READ_AHEAD = 2  # number of batches whose files are read in advance
 PLAIN_MODES = ("1", "L", "P", "RGB", "YCbCr", "CMYK")  # Pillow modes with up to 8 bits and no transparency
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP")
 
@@ -54,13 +54,13 @@ class Dali(ReusingLoader[SizedPipeline]):
         self.on_gpu = self.device.type == "cuda" and formats == {"JPEG"}
 
     def _encoded(self, index: int) -> Encoded:
-        found = self.source.encoded(index)
-        if found is None:
+        sample = self.source.encoded(index)
+        if sample is None:
             raise UserError(
                 f"--loader dali: cannot load {self.source.name_of(index)}: only 8-bit RGB image files that are not "
                 "resized are supported; use --loader workers"
             )
-        return found
+        return sample
 
     def _batches(self, requests: Iterator[Tickets]) -> Batches:
         first = next(requests, None)
@@ -69,8 +69,8 @@ class Dali(ReusingLoader[SizedPipeline]):
         # Later batches on this rank have at most one more sample than the first.
         largest, pipeline = self._borrow(len(first.index) + 1)
         decoding: Tickets | None = None
-        with ThreadPoolExecutor(1) as thread:
-            for request, inputs in _ahead(thread, self._read, chain([first], requests)):
+        with closing(ordered_map(lambda request: (request, self._read(request)), chain([first], requests), 1)) as read:
+            for request, inputs in read:
                 ready = self._take(pipeline, decoding) if decoding else None
                 for name, values in inputs.items():
                     pipeline.feed_input(name, values)
@@ -88,7 +88,7 @@ class Dali(ReusingLoader[SizedPipeline]):
         for index, places in zip(request.index, self._places(request), strict=True):
             for name, file in self.samples[int(index)].files.items():
                 inputs.setdefault(name, []).append(_bytes_of(file))
-                place = places // self.source.spec.scale if name == "low" else places
+                place = places // ratio_of(name, self.source.spec.scale)
                 inputs.setdefault(f"{name} start", []).append(place[:2])
                 inputs.setdefault(f"{name} shape", []).append(place[2:])
         return inputs
@@ -133,16 +133,14 @@ class Dali(ReusingLoader[SizedPipeline]):
             outputs = pipeline.share_outputs()
         except RuntimeError as error:
             raise self._decoding_error(request) from error
-        found = {}
-        for name, images in zip(self.samples[0].files, outputs, strict=True):
-            found[name] = from_dlpack(images.as_tensor()).clone()
+        pairs = zip(self.samples[0].files, outputs, strict=True)
+        images = {name: from_dlpack(stacked.as_tensor()).clone() for name, stacked in pairs}
         if self.on_gpu:
             torch.cuda.synchronize(self.device)  # finish the copies before the pipeline overwrites its buffers
         pipeline.release_outputs()
-        numbers = [self.samples[int(index)].numbers for index in request.index]
-        columns = request._asdict() | {name: np.stack([one[name] for one in numbers]) for name in numbers[0]}
+        columns = request._asdict() | stack([self.samples[int(index)].numbers for index in request.index])
         rest = {name: torch.from_numpy(np.ascontiguousarray(column)) for name, column in columns.items()}
-        return channels_first((found if self.on_gpu else upload(found, self.device)) | upload(rest, self.device))
+        return channels_first((images if self.on_gpu else upload(images, self.device)) | upload(rest, self.device))
 
     def _decoding_error(self, request: Tickets) -> UserError:
         """Return the error for a batch that DALI cannot decode: Pillow's error if Pillow cannot decode it either."""
@@ -160,20 +158,6 @@ def _bytes_of(file: Path) -> NDArray[np.uint8]:
         return np.fromfile(file, dtype=np.uint8)
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from error
-
-
-def _ahead(
-    thread: ThreadPoolExecutor, read: Callable[[Tickets], Inputs], requests: Iterable[Tickets]
-) -> Iterator[tuple[Tickets, Inputs]]:
-    """Yield each request with the bytes of its files, which a thread prefetches."""
-    waiting: deque[tuple[Tickets, Future[Inputs]]] = deque()
-    for request in requests:
-        waiting.append((request, thread.submit(read, request)))
-        if len(waiting) > READ_AHEAD:
-            request, inputs = waiting.popleft()
-            yield request, inputs.result()
-    for request, inputs in waiting:
-        yield request, inputs.result()
 
 
 def _import_dali() -> tuple[Any, Any, Any]:

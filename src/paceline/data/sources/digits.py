@@ -9,7 +9,8 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.bundled import FOLDER
-from paceline.data.source import ArraySource, fixed_split
+from paceline.data.file_lists import fixed_split
+from paceline.data.source import ArraySource
 from paceline.images.decode import arrange_images
 
 DEFAULT_SIZE = 32

@@ -18,7 +18,7 @@ from paceline.contracts.data_spec import LARGEST, MAX_CHANNELS, PixelFormat
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.files import why
-from paceline.data.file_lists import first_few, named_root, untrained_classes
+from paceline.data.file_lists import first_few, named_root
 from paceline.data.source import ArraySource
 from paceline.images.decode import BadImage, arrange_images
 from paceline.images.deep import GREY_AND_RGB, DeepImage, to_format
@@ -40,23 +40,20 @@ class Npz(ArraySource):
 
     def __init__(self, split: str, settings: PixelSettings) -> None:
         file, key = _find(named_root(settings)), f"x_{split}"
+        names = [f"y_{name}" for name in self.splits_of(settings)]  # the classes are those of all splits
         with _open(file) as archive:
-            names = _names_of_labels(archive)
-            labelled = [name for name in names if name in archive]
-            arrays = _read(file, archive, [key, *(names if labelled else ())])
-        labels = {name: _labels(file, name, arrays[name]) for name in names if name in arrays}
+            is_labelled = any(name in archive for name in names)
+            arrays = _read(file, archive, [key, *(names if is_labelled else ())])
         images, pixels = _arranged(_images(file, key, arrays[key]), settings, f"{file}: {key}")
-        fields = {"image": images}
-        if labels:
+        fields, num_classes = {"image": images}, 0
+        if is_labelled:
+            labels = {name: _labels(file, name, arrays[name]) for name in names}
+            num_classes = max(1 + int(array.max(initial=0)) for array in labels.values())
             fields["label"] = labels[f"y_{split}"]
             if len(images) != len(fields["label"]):
                 raise UserError(f"{file}: {key} has {len(images)} rows but y_{split} has {len(fields['label'])}")
         else:
             self.notes = (f"{file}: has no {' or '.join(names)}, so the images have no labels",)
-        num_classes = max((1 + int(array.max(initial=0)) for array in labels.values()), default=0)
-        if labels and split == "train":
-            self.notes = _note_missing_classes(file, fields["label"], num_classes)
-        self.notes += _note_cropping(file, arrays[key].shape[1:3], settings.size)
         _, height, width, channels = images.shape
         spec = DataSpec(channels, height, width, num_classes, dtype=pixels.dtype, value_range=pixels.declared_range)
         super().__init__(fields, spec)
@@ -64,7 +61,7 @@ class Npz(ArraySource):
     @classmethod
     def splits_of(cls, settings: RunSettings) -> tuple[str, ...]:
         with _open(_find(named_root(settings))) as archive:
-            return ("train", "test") if _has_test_split(archive) else ("train",)
+            return ("train", "test") if {"x_test", "y_test"} & {*archive.files} else ("train",)
 
 
 def _find(root: Path) -> Path:
@@ -93,15 +90,6 @@ def _open(file: Path) -> NpzFile:
     except UNREADABLE as error:
         raise UserError(f"{file}: not a readable .npz file ({why(error)})") from error
     return archive
-
-
-def _has_test_split(archive: NpzFile) -> bool:
-    return "x_test" in archive or "y_test" in archive
-
-
-def _names_of_labels(archive: NpzFile) -> tuple[str, ...]:
-    """Return the names of the label arrays of all splits. The number of classes is computed from all of them."""
-    return ("y_train", "y_test") if _has_test_split(archive) else ("y_train",)
 
 
 def _read(file: Path, archive: NpzFile, names: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -167,17 +155,3 @@ def _labels(file: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
             f"one-hot labels, {key}.argmax(1)"
         )
     return array.astype(np.int64)
-
-
-def _note_missing_classes(file: Path, labels: NDArray[Any], num_classes: int) -> tuple[str, ...]:
-    """Return a note if some class numbers have no training images: a model cannot learn these classes."""
-    missing = untrained_classes(labels, [str(number) for number in range(num_classes)])
-    return (f"{file}: {missing}; number the classes from 0 without gaps",) if missing else ()
-
-
-def _note_cropping(file: Path, sides: tuple[int, ...], size: int) -> tuple[str, ...]:
-    """Return a note if parts of the images are not used, because they are not square."""
-    height, width = sides
-    if not size or height == width:
-        return ()
-    return (f"{file}: the images of {width}×{height} pixels are centre-cropped to squares and scaled to {size}×{size}",)

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
-from paceline.data.file_lists import describe_problems, named_root, too_small
-from paceline.data.packed import PackedSamples, read_manifest
+from paceline.data.file_lists import named_root, note_left_out, too_small
+from paceline.data.packing import PackedSamples, read_manifest
 from paceline.data.stream import cropped
 
 
@@ -44,11 +44,10 @@ class Packed(PackedSamples):
         self.rows = np.flatnonzero(is_large)
         if not self.rows.size:
             raise UserError(f"--crop {crop}: larger than every image in {self.root}; use a smaller crop")
-        problems = [too_small(self.names[row], sizes[row], crop) for row in np.flatnonzero(~is_large)]
+        problems = [too_small(self.names[row], sizes[row]) for row in np.flatnonzero(~is_large)]
         if problems:
-            self.not_used = tuple(f"{self.root}/{problem.message}" for problem in problems)
-            count = f"{len(problems)} of {len(sizes)} samples"
-            self.notes = (f"left out {count} in {self.root}: {describe_problems(problems)}",)
+            self.not_used = tuple(f"{self.root}/{problem}" for problem in problems)
+            self.notes = (note_left_out(self.root, problems, self.rows.size),)
 
 
 def _fixed(flag: str, root: Path, how: str) -> UserError:

@@ -13,7 +13,7 @@ from pathlib import Path
 from paceline.config.flags import SeparateTestFolder
 from paceline.config.settings import setting
 from paceline.core.errors import UserError
-from paceline.data.file_lists import FOLDERS, Problem, by_stem, by_suffix, images_under, pair_up
+from paceline.data.file_lists import FOLDERS, by_stem, by_suffix, images_under, pair_up
 from paceline.data.image_files import Files, ImageFiles, SplitNames, find_split
 
 SPLIT_NAMES: SplitNames = {"train": ("train",), "test": ("test", "valid", "val")}
@@ -44,13 +44,13 @@ def _two_folders(base: Path) -> tuple[Path, Path]:
     raise UserError(f"--data-root {base}: has no folders for inputs and targets; expected {expected}")
 
 
-def _match(base: Path, settings: Pairs.Settings) -> tuple[list[Files], list[Problem]]:
+def _match(base: Path, settings: Pairs.Settings) -> tuple[list[Files], list[str]]:
     """Match files by their path without the suffix; return the pairs and the unmatched files."""
     ends = settings.input_suffix, settings.target_suffix
-    problems: list[Problem] = []
+    problems: list[str] = []
     if any(ends):
         inputs, targets, problems = by_suffix(base, images_under(base), *ends)
     else:
         inputs, targets = (by_stem(folder, images_under(folder)) for folder in _two_folders(base))
     pairs, unmatched = pair_up(base, inputs, targets)
-    return [{"image": image, "target": target} for image, target in pairs], [*problems, *unmatched]
+    return [{"image": image, "target": target} for image, target in pairs], problems + unmatched

@@ -22,7 +22,7 @@ from paceline.core.errors import UserError
 from paceline.core.files import user_path
 from paceline.core.text import printable
 from paceline.data.bundled import FOLDER
-from paceline.data.file_lists import by_stem, first_few, images_under, pair_up
+from paceline.data.file_lists import by_stem, fixed_split, images_under, pair_up
 from paceline.data.image_files import (
     Files,
     ImageFiles,
@@ -38,11 +38,10 @@ from paceline.data.source import (
     Encoded,
     PanelSettings,
     Sample,
-    fixed_split,
     parse_panels,
 )
 from paceline.images.decode import BadImage, arrange_image, check_grey_or_rgb
-from paceline.images.readers import image_size
+from paceline.images.deep import image_size
 
 
 def stained_tissue() -> dict[str, NDArray[np.uint8]]:
@@ -63,7 +62,6 @@ TISSUE = {  # bundled files
     "dab": "ihc_dab.webp",
     SEGMENTATION: "ihc_mask.png",
 }
-CHECKED_ROWS = 4  # number of samples whose targets are compared with the input
 TILE_PX = 64  # side of a tile in pixels; the bundled image is 512×512
 
 
@@ -91,11 +89,6 @@ class Panels(ImageFiles):
             samples = [dict(zip(names, files.values(), strict=True)) for files in listed.samples]
             listed = listed._replace(samples=samples)
         super().__init__(listed, split, settings, names if in_rows else (), output_panels(names))
-        repeated = [self.name_of(index) for index in range(min(CHECKED_ROWS, len(self))) if self._repeats_input(index)]
-        if repeated:
-            self.notes += (
-                f"{split}: targets in {first_few(repeated)} are copies of the input, so their metrics are meaningless",
-            )
 
     def __len__(self) -> int:
         return len(self.tiles) if self.tiles else super().__len__()
@@ -111,14 +104,6 @@ class Panels(ImageFiles):
 
     def encoded(self, index: int) -> Encoded | None:
         return None if self.tiles else super().encoded(index)
-
-    def _repeats_input(self, index: int) -> bool:
-        """Return whether any target of a sample equals its input, as in rows prepared only for inference."""
-        try:
-            sample = self.read(index)
-        except UserError:  # the error is reported when the sample is used
-            return False
-        return any(np.array_equal(sample[name], sample[INPUT]) for name in self.spec.panels)
 
 
 def _is_bundled(settings: RunSettings) -> bool:

@@ -16,7 +16,15 @@ from paceline.core.errors import UserError
 from paceline.core.files import user_path
 from paceline.core.text import printable
 from paceline.data.bundled import FOLDER
-from paceline.data.file_lists import SCALE, Problem, by_suffix, check_independent, first_few, images_under, pair_up
+from paceline.data.file_lists import (
+    SCALE,
+    by_suffix,
+    check_independent,
+    existing_folder,
+    first_few,
+    images_under,
+    pair_up,
+)
 from paceline.data.image_files import Files, ImageFiles, SampleFiles, SplitNames, find_split
 from paceline.data.source import LOW
 
@@ -76,7 +84,7 @@ def _find(split: str, settings: PhotoSettings) -> SampleFiles:
     if settings.size and (low_roots or settings.low_suffix):
         raise UserError(f"size={settings.size}: not supported with low-resolution files; use --set size=0")
 
-    def list_samples(folder: Path) -> tuple[list[Files], list[Problem]]:
+    def list_samples(folder: Path) -> tuple[list[Files], list[str]]:
         files = images_under(folder)
         if settings.low_suffix:
             high, low, problems = by_suffix(folder, files, settings.high_suffix, settings.low_suffix)
@@ -100,42 +108,36 @@ def _is_bundled(settings: RunSettings) -> bool:
 
 
 def _low_files(roots: str) -> list[tuple[Path, Path]]:
-    """Return every image in the folders, with the folder it was found in."""
-    found = []
-    for root in (user_path(one.strip()) for one in roots.split(",")):
-        if not root.is_dir():
-            raise UserError(f"--low-root {root}: no such folder")
-        found += [(root, file) for file in images_under(root)]
-    return found
+    """Return every image in the folders, with the folder it is in."""
+    folders = [existing_folder(user_path(root.strip()), "--low-root") for root in roots.split(",")]
+    return [(folder, file) for folder in folders for file in images_under(folder)]
 
 
 def _with_low(listed: SampleFiles, low_roots: str) -> SampleFiles:
     """Match images with low-resolution files by name, or by path if names repeat."""
-    root, low_files = listed.root, _low_files(low_roots)
     by_name: dict[str, list[tuple[Path, Path]]] = {}
-    for low_root, file in low_files:
+    for low_root, file in _low_files(low_roots):
         for name in {file.stem, _without_scale(file)}:
             by_name.setdefault(name, []).append((low_root, file))
     samples, problems = [], []
     for path in (files[INPUT] for files in listed.samples):
-        found = by_name.get(path.stem) or by_name.get(_without_scale(path), [])
-        if len(found) > 1:
-            here = path.relative_to(root.parent).parent  # a low-resolution path may omit the split's folder
-            places = (here, here.relative_to(root.name))
-            found = [(base, file) for base, file in found if file.relative_to(base).parent in places] or found
-        if len(found) > 1:
-            found = [(base, file) for base, file in found if file.stem == path.stem] or found
-        if len(found) > 1:
-            named = first_few([str(file) for _, file in found])
+        matches = by_name.get(path.stem) or by_name.get(_without_scale(path), [])
+        here = path.relative_to(listed.root.parent).parent  # a low-resolution path may omit the split's folder
+        places = (here, here.relative_to(listed.root.name))
+        if len(matches) > 1:
+            matches = [(base, file) for base, file in matches if file.relative_to(base).parent in places] or matches
+        if len(matches) > 1:
+            matches = [(base, file) for base, file in matches if file.stem == path.stem] or matches
+        if len(matches) > 1:
+            named = first_few([str(file) for _, file in matches])
             raise UserError(
                 f"--low-root {low_roots}: several files match {printable(path.name)}: {named}; keep only one"
             )
-        if found:
-            samples.append({INPUT: path, LOW: found[0][1]})
+        if matches:
+            samples.append({INPUT: path, LOW: matches[0][1]})
         else:
-            name, kind = str(path.relative_to(root)), f"no matching file in --low-root {low_roots}"
-            problems.append(Problem(name, kind, f"{name} has {kind}"))
-    return SampleFiles(root, samples, problems)
+            problems.append(f"{path.relative_to(listed.root)} has no matching file in --low-root {low_roots}")
+    return SampleFiles(listed.root, samples, problems)
 
 
 def _without_scale(path: Path) -> str:

@@ -22,15 +22,14 @@ from paceline.core.files import user_cache, user_path
 from paceline.core.storage.files import StoredFile
 from paceline.core.storage.reader import BlockCache, Reader
 from paceline.core.text import printable
-from paceline.data.image_samples import Content, ImageSamples, SampleLayout
-from paceline.data.shards.catalog import Catalog, describe_detection, load_indexes, open_catalog
-from paceline.data.shards.index import HEADER_BYTES
-from paceline.data.shards.samples import SampleTable, make_table
-from paceline.data.source import LABEL, LOW, TARGET, PanelSettings, Sample, group_keys, parse_panels, split_files
+from paceline.data.file_lists import first_few, group_keys, split_files
+from paceline.data.image_files import Content, ImageSamples, SampleLayout
+from paceline.data.shard_index import HEADER_BYTES
+from paceline.data.shards import Catalog, SampleTable, load_indexes, make_table, open_catalog
+from paceline.data.source import LABEL, LOW, TARGET, PanelSettings, Sample, parse_panels, stack
 from paceline.data.stream import Shuffle
 
 GIGABYTE = 10**9
-MAX_SUFFIXES = 8  # maximum number of suffixes in a note
 MAX_HELD_BYTES = 2**26  # maximum size of the encoded images that `read_many` holds at once
 
 
@@ -71,14 +70,14 @@ class Shards(ImageSamples):
         catalog, shards, is_split = _find(split, settings)
         cache = BlockCache(folder, limit) if limit and not catalog.storage.is_local else None
         self.shown = catalog.storage.shown
-        self.notes = catalog.notes + describe_detection(catalog.storage, shards)
+        self.notes = catalog.notes
         self._reader = Reader(catalog.storage, shards, cache, min(settings.shard_wait, settings.timeout / 2))
         self._indexes = folder / "index"
         self._table = make_table(load_indexes(catalog, shards, self._reader, self._indexes, settings.workers))
         self.labels = self._table.labels
         images = {field: self._table.members[field] for field in self._table.images}
         self.stored_sizes = {field: np.stack([rows["height"], rows["width"]], axis=1) for field, rows in images.items()}
-        ignored = _describe_ignored(self._table.ignored)
+        ignored = first_few([f"{suffix:.24} ({count:,})" for suffix, count in self._table.ignored.most_common()])
         if ignored:
             self.notes += (f"{self.shown}: members that are not images or class numbers are not used: {ignored}",)
         self.may_skip = settings.bad_images == "skip"
@@ -123,19 +122,14 @@ class Shards(ImageSamples):
         return self.decode(index, self._contents([index], self.layout.fields)[0])
 
     def read_many(self, indices: NDArray[np.int64]) -> Sample:
-        samples = [
-            self.decode(index, contents)
-            for group in self._groups(indices.tolist())
-            for index, contents in zip(group, self._contents(group, self.layout.fields), strict=True)
-        ]
-        return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+        samples: list[Sample] = []
+        for part in self._groups(indices.tolist()):
+            samples += map(self.decode, part, self._contents(part, self.layout.fields))
+        return stack(samples)
 
     def prefetch(self, indices: NDArray[np.int64]) -> None:
         fields = self._checked_fields(self.layout.fields)
         self._reader.prefetch([self._table.span(field, index) for index in indices for field in fields])
-
-    def numbers_of(self, indices: NDArray[np.int64]) -> Sample | None:
-        return {} if self._table.labels is None else {LABEL: self._table.labels[indices]}
 
     def checksums_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         checksums = [self._table.members[field]["crc32"][indices] for field in self._table.images]
@@ -234,13 +228,6 @@ def _find(split: str, settings: Shards.Settings) -> tuple[Catalog, tuple[StoredF
         remedy = "set --test-root" if split == "test" else f"put {split!r} in the names of its shards or folders"
         raise UserError(f"{catalog.storage.shown}: has no shards for the split {split!r}; {remedy}")
     return catalog, catalog.splits[""], bool(settings.test_root)
-
-
-def _describe_ignored(ignored: Mapping[str, int]) -> str:
-    """Return the most frequent suffixes, with the number of members."""
-    common = sorted(ignored.items(), key=lambda item: (-item[1], item[0]))
-    shown = ", ".join(f"{printable(suffix):.24} ({count:,})" for suffix, count in common[:MAX_SUFFIXES])
-    return f"{shown}, …" if len(common) > MAX_SUFFIXES else shown
 
 
 def _paths(table: SampleTable) -> list[Path]:

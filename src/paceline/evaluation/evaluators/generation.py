@@ -23,10 +23,9 @@ from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError, too_few_classes
 from paceline.data.file_lists import first_few
 from paceline.data.fingerprint import fingerprint, fingerprint_of_files
-from paceline.data.transforms import to_eight_bits
+from paceline.data.stream import to_eight_bits
 from paceline.evaluation.contract import Case, Evaluator
-from paceline.evaluation.features.choice import choose_features
-from paceline.evaluation.features.network import NAMES, FeatureNetwork
+from paceline.evaluation.features import NAMES, FeatureNetwork, choose_features
 from paceline.evaluation.protocol import NUM_GENERATED, NUM_REAL, Protocol
 from paceline.evaluation.statistics import (
     CLASS_FID,

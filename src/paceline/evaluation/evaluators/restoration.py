@@ -1,4 +1,4 @@
-"""Restored images compared with the originals: PSNR, SSIM, LPIPS if its package is installed, and NIQE on request.
+"""Restored images compared with the originals: PSNR, SSIM, and LPIPS if its package is installed.
 
 Both images are first rounded as in image files: to 8 or 16 bits, or not at all for floating-point pixels. Protocol `y`
 compares luma (16…235, as MATLAB's rgb2ycbcr computes it, not rounded again); `rgb` compares all channels. Images with
@@ -6,8 +6,8 @@ neither 1 nor 3 channels are always compared in all channels (`all`). When upsca
 ignored. Each metric is computed per image and then averaged. The data range of PSNR and SSIM is 255, 65535 or
 the length of the declared range. SSIM has a Gaussian window of 11 pixels with σ = 1.5, K = 0.01
 and 0.03, and uses only pixels whose window lies inside the image. If a recipe also predicts a baseline (bicubic, the
-input), the baseline is measured in the same way. LPIPS and NIQE are measured on a scale of 0 to 255, only for images
-with 1 or 3 channels.
+input), the baseline is measured in the same way. LPIPS is measured on a scale of 0 to 255, only for images with 1 or 3
+channels.
 """
 
 from __future__ import annotations
@@ -17,20 +17,15 @@ from torch import Tensor
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
-from paceline.core.errors import UserError
-from paceline.data.source import sizes_of
 from paceline.evaluation.contract import Case
 from paceline.evaluation.image_metrics import (
     PEAK,
-    PROTOCOL,
     SIGMA,
     WINDOW,
     ImageEvaluator,
-    check_niqe_size,
     check_sizes,
     describe_rounding,
     luma,
-    niqe,
     perceptual_distance,
     protocol_label,
     psnr,
@@ -41,10 +36,10 @@ from paceline.evaluation.protocol import Protocol
 
 
 class Restoration(ImageEvaluator):
-    """Mean PSNR, SSIM, LPIPS and NIQE for restored images and baselines."""
+    """Mean PSNR, SSIM and LPIPS for restored images and baselines."""
 
     compared = ("image", "bicubic", "input")  # fields of a prediction that are compared with the target
-    metrics = ("psnr", "ssim", "lpips", "niqe")
+    metrics = ("psnr", "ssim", "lpips")
 
     def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
         super().__init__(case, spec, device, settings)
@@ -56,14 +51,6 @@ class Restoration(ImageEvaluator):
         if not case.by_region:
             self.distance, self.notes = perceptual_distance(device) if is_colour else (None, ())
         self.measured = {"psnr", "ssim"} | ({"lpips"} if self.distance else set())
-        if settings.niqe:
-            if case.by_region:
-                raise UserError("niqe=on: not supported by region; use --set niqe=off")
-            if not is_colour:
-                raise UserError(f"niqe=on: needs images with 1 or 3 channels, not {spec.channels}; use --set niqe=off")
-            self.measured.add("niqe")
-            for index, (height, width) in enumerate(sizes_of(case.source).tolist()):
-                check_niqe_size(height, width, case.source.name_of(index))
 
     def protocol(self) -> Protocol:
         return {
@@ -72,7 +59,6 @@ class Restoration(ImageEvaluator):
             **describe_rounding(self.pixels),
             "ssim": f"gaussian window {WINDOW}, sigma {SIGMA}",
             "lpips": "alex" if self.distance else "not measured",
-            **({"niqe": PROTOCOL} if "niqe" in self.measured else {}),
         }
 
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
@@ -87,9 +73,8 @@ class Restoration(ImageEvaluator):
             one, other = (self._channels(images[inside]) for images in (made, target))
             values = [metric(one, other, self.pixels.span) for metric in (psnr, ssim)]
             none = torch.zeros_like(values[0])
-            # LPIPS and NIQE are defined on a scale from 0 to 255.
+            # LPIPS is defined on a scale from 0 to 255.
             values.append(self.distance(made * scale, target * scale) if self.distance else none)
-            values.append(niqe(made * scale) if "niqe" in self.measured else none)
             self.add_images(name, values)
 
     def pairs(self, prediction: dict[str, Tensor], batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -26,35 +25,11 @@ class Canvas(NamedTuple):
         return Canvas(pixels, self.height, self.width)
 
 
-Step = Callable[[Canvas], Canvas]
-
-
 def full_canvas(pixels: Tensor) -> Canvas:
     """Return a canvas on which every image covers the whole tensor."""
     num, _, height, width = pixels.shape
     return Canvas(
         pixels, *(torch.full((num,), side, dtype=torch.int64, device=pixels.device) for side in (height, width))
-    )
-
-
-def with_shape(canvas: Canvas, shape: tuple[int, int]) -> Canvas:
-    """Return the same images on a canvas of another shape, which must be large enough for them."""
-    height, width = canvas.pixels.shape[-2:]
-    return canvas.replaced(F.pad(canvas.pixels, (0, shape[1] - width, 0, shape[0] - height)))
-
-
-def larger_shape(canvas: Canvas, shape: tuple[int, int]) -> tuple[int, int]:
-    """Return the smallest shape that contains both the canvas and `shape`."""
-    rows, columns = canvas.pixels.shape[-2:]
-    return max(rows, shape[0]), max(columns, shape[1])
-
-
-def choose(chosen: Tensor, one: Canvas, other: Canvas) -> Canvas:
-    """Return the image of `one` where `chosen` [n] is true and that of `other` elsewhere; their shapes are equal."""
-    return Canvas(
-        torch.where(chosen[:, None, None, None], one.pixels, other.pixels),
-        torch.where(chosen, one.height, other.height),
-        torch.where(chosen, one.width, other.width),
     )
 
 
@@ -328,7 +303,9 @@ def random_blur_kernels(numbers: Numbers, probability: float, sinc_probability: 
     side, sigma1, sigma2, angle, beta, sinc = others
     shape = random_shape(kind, side, sigma1, sigma2, angle, beta, max_sigma)
     made = bell_kernels(shape)
-    made = torch.where(_per_kernel(sinc < sinc_probability), sinc_kernels(shape.side, _cutoff(shape.side, beta)), made)
+    lowest = torch.where(shape.side < SMALL_SINC_SIDE, math.pi / 3, math.pi / 5).to(beta.dtype)
+    filters = sinc_kernels(shape.side, lowest + (math.pi - lowest) * beta)
+    made = torch.where(_per_kernel(sinc < sinc_probability), filters, made)
     return torch.where(_per_kernel(used < probability), made, identity_kernels(made))
 
 
@@ -387,11 +364,6 @@ def identity_kernels(kernels: Tensor) -> Tensor:
     return ((row == 0) & (column == 0)).to(kernels.dtype).expand_as(kernels)
 
 
-def _cutoff(side: Tensor, uniform: Tensor) -> Tensor:
-    lowest = torch.where(side < SMALL_SINC_SIDE, math.pi / 3, math.pi / 5).to(uniform.dtype)
-    return lowest + (math.pi - lowest) * uniform
-
-
 def _offsets(like: Tensor) -> tuple[Tensor, Tensor]:
     """Return the row and column of each kernel element relative to the centre."""
     offset = torch.arange(-(SIDE // 2), SIDE // 2 + 1, device=like.device, dtype=like.dtype)
@@ -437,19 +409,15 @@ def random_noise(numbers: Numbers, max_sigma: float, max_poisson: float) -> Nois
     )
 
 
-def make_noise(parameters: NoiseParameters, shape: tuple[int, ...]) -> Step:
-    """Return a step that adds noise to images on a canvas of the shape [c, h, w], and clips the result to 0…255."""
+def add_noise(canvas: Canvas, parameters: NoiseParameters) -> Canvas:
+    """Add noise to images, and clip the result to 0…255."""
     keys, strength, is_gaussian, is_grey = parameters
-    uniform = uniform_field(keys, shape, strength.dtype)
+    uniform = uniform_field(keys, canvas.pixels.shape[1:], strength.dtype)
     uniform = torch.where(_per_image(is_grey), uniform[:, :1].expand_as(uniform), uniform)  # equal in all channels
     normal = to_normal(uniform)
-
-    def add_noise(canvas: Canvas) -> Canvas:
-        poisson = poisson_noise(canvas.pixels, uniform, normal, strength, is_grey)
-        noise = torch.where(_per_image(is_gaussian), _per_image(strength) * normal, poisson)
-        return canvas.replaced((canvas.pixels + noise).clamp(0, 255))
-
-    return add_noise
+    poisson = poisson_noise(canvas.pixels, uniform, normal, strength, is_grey)
+    noise = torch.where(_per_image(is_gaussian), _per_image(strength) * normal, poisson)
+    return canvas.replaced((canvas.pixels + noise).clamp(0, 255))
 
 
 def add_gaussian_noise(images: Tensor, seeds: Tensor, sigma: float, pixels: PixelFormat = EIGHT_BITS) -> Tensor:
@@ -495,17 +463,13 @@ class Resize(NamedTuple):
     shape: tuple[int, int]  # a canvas that is large enough for every new size
 
 
-def make_resizing(canvas: Canvas, resize: Resize, shape: tuple[int, int]) -> Step:
-    """Return a step that resizes images of the same sizes as those on a canvas, to a canvas of `shape`."""
+def resize_images(canvas: Canvas, resize: Resize) -> Canvas:
+    """Resize images, each to its own size with its own filter."""
     (rows, columns), dtype = canvas.pixels.shape[-2:], canvas.pixels.dtype
-    vertical = resampling_matrices(canvas.height, resize.height, resize.filters, rows, shape[0], dtype)
-    horizontal = resampling_matrices(canvas.width, resize.width, resize.filters, columns, shape[1], dtype)
-
-    def apply(canvas: Canvas) -> Canvas:
-        pixels = torch.einsum("noi,nciw->ncow", vertical, canvas.pixels)
-        return Canvas(torch.einsum("nciw,now->ncio", pixels, horizontal), resize.height, resize.width)
-
-    return apply
+    vertical = resampling_matrices(canvas.height, resize.height, resize.filters, rows, resize.shape[0], dtype)
+    horizontal = resampling_matrices(canvas.width, resize.width, resize.filters, columns, resize.shape[1], dtype)
+    pixels = torch.einsum("noi,nciw->ncow", vertical, canvas.pixels)
+    return Canvas(torch.einsum("nciw,now->ncio", pixels, horizontal), resize.height, resize.width)
 
 
 def resampling_matrices(

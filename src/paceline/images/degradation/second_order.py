@@ -5,9 +5,6 @@ blurred, resized, degraded by noise and compressed as JPEG; then the same four s
 Finally, it is resized to the low resolution, filtered with a sinc kernel, and compressed again; for half of the images,
 this compression comes first. Every parameter is computed from the sample's own uniform random numbers, in the ranges of
 the paper. All tensors of parameters have one entry per image.
-
-Blur, resizing and noise have the order of the paper, or a random order for each image and round (as in Zhang et al.,
-Designing a Practical Degradation Model for Deep Blind Image Super-Resolution, 2021).
 """
 
 from __future__ import annotations
@@ -32,21 +29,16 @@ from paceline.images.degradation.operations import (
     NoiseParameters,
     Numbers,
     Resize,
-    Step,
+    add_noise,
     between,
     blur,
-    choose,
-    constant,
     full_canvas,
     jpeg,
-    larger_shape,
-    make_noise,
-    make_resizing,
     pick,
     random_blur_kernels,
     random_noise,
     random_sinc_kernels,
-    with_shape,
+    resize_images,
 )
 
 NUM_RESIZE_NUMBERS = 3
@@ -54,16 +46,7 @@ NUM_JPEG_NUMBERS = 1
 NUM_ROUND_NUMBERS = NUM_BLUR_NUMBERS + NUM_RESIZE_NUMBERS + NUM_NOISE_NUMBERS + NUM_JPEG_NUMBERS
 NUM_FINAL_NUMBERS = 1 + 1 + NUM_SINC_NUMBERS + NUM_JPEG_NUMBERS  # order, filter, sinc kernel, quality
 NUM_NUMBERS = 2 * NUM_ROUND_NUMBERS + NUM_FINAL_NUMBERS
-NUM_ORDER_NUMBERS = 2  # one for each round
 FINAL_SINC_PROBABILITY = 0.8
-ORDERS = (  # the six orders of a round's steps
-    "resize noise blur",
-    "resize blur noise",
-    "noise resize blur",
-    "noise blur resize",
-    "blur resize noise",
-    "blur noise resize",
-)
 
 
 @dataclass(frozen=True)
@@ -95,7 +78,6 @@ class RoundParameters:
     resize: Resize
     noise: NoiseParameters
     quality: Tensor  # int64 [n]
-    order: Tensor | None  # index into ORDERS, int64 [n]; None for the order of the paper: blur, resize, noise
 
 
 @dataclass(frozen=True)
@@ -108,8 +90,8 @@ class FinalParameters:
     quality: Tensor  # int64 [n]
 
 
-def draw_round(numbers: Numbers, settings: Round, height: int, width: int, order: Tensor | None) -> RoundParameters:
-    """Return the parameters of a round; sizes are relative to `height` × `width`, and `order` is in [0, 1)."""
+def draw_round(numbers: Numbers, settings: Round, height: int, width: int) -> RoundParameters:
+    """Return the parameters of a round; sizes are relative to `height` × `width`."""
     kernels = random_blur_kernels(
         numbers, settings.blur_probability, settings.sinc_probability, settings.max_blur_sigma
     )
@@ -122,7 +104,6 @@ def draw_round(numbers: Numbers, settings: Round, height: int, width: int, order
         Resize(sizes[0], sizes[1], pick(chosen, NUM_FILTERS), largest),
         random_noise(numbers, settings.max_noise_sigma, settings.max_poisson),
         _quality(numbers, settings),
-        None if order is None else pick(order, len(ORDERS)),
     )
 
 
@@ -151,54 +132,19 @@ def _quality(numbers: Numbers, settings: Round) -> Tensor:
     return low + pick(uniform, high - low + 1)
 
 
-# The steps in PyTorch's own operations. A batch has images with different orders of blur, resizing and noise, and a
-# CUDA graph cannot branch. So all images pass through the sequence resize, noise, resize, blur, resize, noise, resize,
-# which contains each of the six orders, and every image uses each of the three steps once.
-
-# Which of the four resizes and of the two noises of the sequence each of ORDERS uses.
-RESIZE_USED, NOISE_USED = (0, 0, 1, 2, 2, 3), (0, 1, 0, 0, 1, 1)
-
-
 def apply_round(canvas: Canvas, parameters: RoundParameters) -> Canvas:
-    """Blur, resize and add noise in the order of each image, then compress."""
-    kernels, order, shape = parameters.kernels, parameters.order, parameters.resize.shape
-    if order is not None:  # an image may be resized at any time, so the canvas is large enough for both sizes
-        canvas = with_shape(canvas, larger_shape(canvas, shape))
-    field = shape if order is None else (canvas.pixels.shape[-2], canvas.pixels.shape[-1])
-    resize = make_resizing(canvas, parameters.resize, field)
-    add_noise = make_noise(parameters.noise, (canvas.pixels.shape[1], *field))
-    if order is None:
-        canvas = add_noise(resize(blur(canvas, kernels)))
-    else:
-        canvas = with_shape(in_random_order(canvas, kernels, resize, add_noise, order), shape)
-    return jpeg(canvas, parameters.quality)
+    """Blur, resize, add noise and compress."""
+    resize = parameters.resize
+    canvas = resize_images(blur(canvas, parameters.kernels), resize)
+    return jpeg(add_noise(canvas, parameters.noise), parameters.quality)
 
 
 def apply_final(canvas: Canvas, parameters: FinalParameters) -> Canvas:
     """Resize to the low resolution, filter with a sinc kernel and compress; some images are compressed first."""
     jpeg_first, quality = parameters.jpeg_first[:, None, None, None], parameters.quality
     canvas = canvas.replaced(torch.where(jpeg_first, jpeg(canvas, quality).pixels, canvas.pixels))
-    resize = make_resizing(canvas, parameters.resize, parameters.resize.shape)
-    canvas = blur(resize(canvas), parameters.kernels)
+    canvas = blur(resize_images(canvas, parameters.resize), parameters.kernels)
     return canvas.replaced(torch.where(jpeg_first, canvas.pixels, jpeg(canvas, quality).pixels))
-
-
-def in_random_order(canvas: Canvas, kernels: Tensor, resize: Step, add_noise: Step, order: Tensor) -> Canvas:
-    """Blur, resize and add noise, in the order that each image's number selects from ORDERS."""
-    resize_used, noise_used = (constant(used, order.device, torch.int64)[order] for used in (RESIZE_USED, NOISE_USED))
-    for turn in range(2):
-        canvas = _apply_where(resize_used == 2 * turn, resize, canvas)
-        canvas = _apply_where(noise_used == turn, add_noise, canvas)
-        canvas = _apply_where(resize_used == 2 * turn + 1, resize, canvas)
-        canvas = blur(canvas, kernels) if turn == 0 else canvas
-    return canvas
-
-
-def _apply_where(chosen: Tensor, step: Step, canvas: Canvas) -> Canvas:
-    """Apply a step to the images for which `chosen` [n] is true."""
-    if chosen.device.type == "cpu" and not chosen.any():  # on a GPU, this check would interrupt the capture of a step
-        return canvas
-    return choose(chosen, step(canvas), canvas)
 
 
 class Steps(NamedTuple):
@@ -227,24 +173,21 @@ def degrade(
     scale: int,
     first: Round = FIRST,
     second: Round = SECOND,
-    orders: Tensor | None = None,
     steps: Steps | None = None,
 ) -> Tensor:
     """Return low-resolution images in [-1, 1], rounded to 8 bits, from images whose sides are multiples of `scale`.
 
-    `uniforms` are numbers in [0, 1) with the shape [n, NUM_NUMBERS]. `orders` are such numbers with the shape
-    [n, NUM_ORDER_NUMBERS]; they select the order of the steps, which is that of the paper if `orders` is None. An image
-    depends only on its own rows. `steps` is the implementation. By default, it is the fastest one for these images; if
-    Triton fails, a note is printed once, and PyTorch is used from then on.
+    `uniforms` are numbers in [0, 1) with the shape [n, NUM_NUMBERS]. An image depends only on its own row. `steps` is
+    the implementation. By default, it is the fastest one for these images; if Triton fails, a note is printed once, and
+    PyTorch is used from then on.
     """
 
     def apply(steps: Steps) -> Tensor:
         numbers = Numbers(uniforms.to(levels.dtype))
         rows, columns = levels.shape[-2:]
-        first_order, second_order = (None, None) if orders is None else orders.unbind(1)
-        canvas = steps.apply_round(full_canvas(levels), draw_round(numbers, first, rows, columns, first_order))
+        canvas = steps.apply_round(full_canvas(levels), draw_round(numbers, first, rows, columns))
         rows, columns = rows // scale, columns // scale
-        canvas = steps.apply_round(canvas, draw_round(numbers, second, rows, columns, second_order))
+        canvas = steps.apply_round(canvas, draw_round(numbers, second, rows, columns))
         return steps.apply_final(canvas, draw_final(numbers, second, rows, columns)).pixels
 
     # Triton uses the current GPU, so select the one that holds the images.

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from paceline.contracts.data_spec import LUMA
 from paceline.images.degradation import operations
-from paceline.images.degradation.operations import SIDE, Canvas, NoiseParameters, Resize, constant, larger_shape
-from paceline.images.degradation.second_order import ORDERS, FinalParameters, RoundParameters
+from paceline.images.degradation.operations import SIDE, Canvas, NoiseParameters, Resize, constant
+from paceline.images.degradation.second_order import FinalParameters, RoundParameters
 
 # Triton determines the types of kernel arguments itself.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
@@ -404,8 +404,6 @@ def _store(pixels, levels, inside):
 
 
 BLUR, RESIZE, NOISE = range(len(STEPS))
-# The step in each of the three slots, for each of ORDERS.
-SLOTS = tuple(zip(*(map(STEPS.index, order.split()) for order in ORDERS), strict=True))
 
 # The distance of each element of a kernel from the centre, in rows or columns, whichever is larger.
 DISTANCE = tuple(max(abs(row - SIDE // 2), abs(column - SIDE // 2)) for row in range(SIDE) for column in range(SIDE))
@@ -441,17 +439,12 @@ class ImageSteps:
 
 
 def apply_round(canvas: Canvas, parameters: RoundParameters) -> Canvas:
-    """Blur, resize and add noise in the order of each image, then compress."""
-    resize, order, field = parameters.resize, parameters.order, parameters.resize.shape
-    if order is None:
-        slots = [torch.full_like(canvas.height, step) for step in (BLUR, RESIZE, NOISE)]
-    else:
-        slots = [constant(steps, order.device, torch.int64)[order] for steps in SLOTS]
-        field = larger_shape(canvas, field)
-    batch = ImageSteps(parameters.kernels, resize, parameters.noise, field)
-    between = larger_shape(canvas, resize.shape)
-    for steps, shape in zip(slots, (between, between, resize.shape), strict=True):
-        canvas = batch.apply(canvas, steps, shape)
+    """Blur, resize, add noise and compress."""
+    resize, (rows, columns) = parameters.resize, canvas.pixels.shape[-2:]
+    batch = ImageSteps(parameters.kernels, resize, parameters.noise, resize.shape)
+    between = max(rows, resize.shape[0]), max(columns, resize.shape[1])
+    for step, shape in ((BLUR, between), (RESIZE, between), (NOISE, resize.shape)):
+        canvas = batch.apply(canvas, torch.full_like(canvas.height, step), shape)
     compress_in_place(canvas, parameters.quality, torch.ones_like(parameters.noise.is_grey))
     return canvas
 

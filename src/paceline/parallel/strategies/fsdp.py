@@ -14,14 +14,19 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.utils.hooks import RemovableHandle
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe, single_networks
 from paceline.core.errors import UserError
-from paceline.parallel.blocks import blocks_of, shares_parameters
 from paceline.parallel.precision import Precision
-from paceline.parallel.shards import RejectPenalty, StagedAllGather, StagedReduceScatter, is_sharded
+from paceline.parallel.shards import (
+    RejectPenalty,
+    StagedAllGather,
+    StagedReduceScatter,
+    blocks_of,
+    is_sharded,
+    shares_parameters,
+)
 from paceline.parallel.strategy import Feature, MemoryShares, Strategy, Trainable, bytes_of
 from paceline.parallel.world import World
 
@@ -163,31 +168,16 @@ class FullyShardedDataParallel(Strategy):
 
     @contextmanager
     def whole_weights(self) -> Iterator[None]:
-        evaluated = self.sharded if self.evaluated is None else self.sharded.keys() & self.evaluated
-        gathered = [module for name in self.sharded if name in evaluated for module in self.sharded[name]]
-        handles = [self._reject_calls(name) for name in self.sharded if name not in evaluated]
-        for module in gathered:
+        modules = [module for modules in self.sharded.values() for module in modules]
+        for module in modules:
             module.set_reshard_after_forward(False, recurse=False)
             module.unshard()
         try:
             yield
         finally:
-            for module in gathered:
+            for module in modules:
                 module.reshard()
                 module.set_reshard_after_forward(True, recurse=False)
-            for handle in handles:
-                handle.remove()
-
-    def _reject_calls(self, network: str) -> RemovableHandle:
-        """Make calls of a network fail, since gathering its weights would need the other processes."""
-
-        def reject(module: nn.Module, inputs: object) -> None:
-            raise UserError(
-                f"--strategy fsdp: predict() or preview() uses network {network!r}, but did not use it when training "
-                "started; always use the same networks, or use ddp"
-            )
-
-        return single_networks(self.recipe)[network].register_forward_pre_hook(reject, prepend=True)
 
 
 @contextmanager

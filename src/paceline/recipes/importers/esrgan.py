@@ -12,7 +12,7 @@ from paceline.contracts.data_spec import DataSpec
 from paceline.contracts.importer import Importer, only_path
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
-from paceline.models.networks import check_architecture, first_keys
+from paceline.models.networks import first_keys
 from paceline.models.torch_file import read_state_dict
 
 SUPPORTED = "--recipe esrgan reads ESRGAN and Real-ESRGAN generators"
@@ -45,8 +45,6 @@ class EsrganFile(Importer):
         strange = [key for key in found if not BLOCK.fullmatch(key) and key.rpartition(".")[0] not in OUTSIDE_BODY]
         missing = sorted(name for name in OUTSIDE_BODY if f"{name}.weight" not in found)
         if not blocks or strange or missing:
-            if not blocks:
-                check_architecture(state, path, SUPPORTED)
             what = f"{strange[0]!r} does not belong to" if strange else "a tensor is missing from"
             raise UserError(f"{path}: {what} an ESRGAN generator {first_keys(state)}; {SUPPORTED}")
         first, last = found["conv_first.weight"], found["conv_last.weight"]

@@ -11,7 +11,7 @@ from paceline.contracts.data_spec import DataSpec
 from paceline.contracts.importer import Importer, only_path
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
-from paceline.models.networks import check_architecture, first_keys, missing_recognisers, recognise
+from paceline.models.networks import first_keys, missing_recognisers, recognise
 from paceline.models.torch_file import read_state_dict
 
 CROP_PX = 64  # size of the network's input in the data spec; the network accepts images of any size
@@ -30,7 +30,6 @@ class RecognisedFile(Importer):
         found = recognise(state, str(path))
         if found is None:
             advice = OTHERS + missing_recognisers()
-            check_architecture(state, path, advice)
             raise UserError(f"{path}: its network is not recognised {first_keys(state)}; {advice}")
         self.network = found
         self.recipe, part = ("super_resolution", "generator") if found.scale > 1 else ("restoration", "restorer")
@@ -41,11 +40,6 @@ class RecognisedFile(Importer):
             **({"scale": str(found.scale)} if found.scale > 1 else {}),
         }
         self.imported = {f"{part}.{name}": tensor for name, tensor in found.tensors.items()}
-        if found.num_left_out:
-            self.note = (
-                f"left out: {found.num_left_out} tensors that serve inference only and are computed when needed "
-                "(masks for one image size, merged convolutions)"
-            )
 
     def data_spec(self, settings: Mapping[str, SettingValue]) -> DataSpec:
         side = CROP_PX * self.network.scale

@@ -18,13 +18,14 @@ from paceline.contracts.data_spec import DataSpec
 from paceline.contracts.importer import Importer, only_path
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
-from paceline.models.networks import check_architecture, first_keys
+from paceline.models.layers import Norm
+from paceline.models.networks import first_keys
+from paceline.models.srresnet import PReluKind, SRResNet
 from paceline.models.torch_file import read_state_dict
 
-Layer = dict[str, Tensor]  # a layer's tensors: weight, bias, running_mean, …
+Layers = dict[str, dict[str, Tensor]]  # for each layer in file order: its tensors, called weight, bias, …
 SCALES = {1: "2", 2: "4", 3: "8"}  # the scale for each number of doubling blocks
 SUPPORTED = "--recipe super_resolution imports only SRGAN generators; leave --recipe out for networks from spandrel"
-NOT_SRGAN = "not an SRGAN generator"
 CROP_PX = 96  # image size in the data spec; the network accepts images of any size
 
 
@@ -35,27 +36,49 @@ class SrganFile(Importer):
 
     def __init__(self, paths: Sequence[Path]) -> None:
         path = only_path(paths, "an SRGAN generator")
-        state = read_state_dict(path)
-        check_architecture(state, path, SUPPORTED)
-        kinds = _by_kind(state, path)
-        convolutions, norms, slopes = kinds["convolution"], kinds["norm"], kinds["slope"]
-        shapes = {key: tuple(layer["weight"].shape) for key, layer in convolutions.items()}
-        num_blocks, num_doublings = _count_blocks(shapes, path)
-        _check_counts(norms, slopes, num_blocks, num_doublings, path)
-        prelu = _widen_slopes(slopes, len(next(iter(convolutions.values()))["weight"]), path)
-        tensors = _placed(list(convolutions.values()), list(norms.values()), list(slopes.values()), num_blocks)
+        convolutions, norms, slopes = _layers_by_kind(read_state_dict(path), path)
+        if len(convolutions) < 5:
+            raise UserError(f"{path}: has fewer than five convolutions {first_keys(convolutions)}; {SUPPORTED}")
+        width, self.channels = next(iter(convolutions.values()))["weight"].shape[:2]
+        num_doublings = sum(len(layer["weight"]) == 4 * width for layer in convolutions.values())
+        num_blocks = (len(convolutions) - 3 - num_doublings) // 2
+        if num_doublings not in SCALES:
+            reason = f"upscales by a factor of {2**num_doublings}; supported factors are 2, 4 and 8"
+            raise UserError(f"{path}: {reason}; {SUPPORTED}")
+        blocks, doublings = (range(count) for count in (num_blocks, num_doublings))
+        prelu: PReluKind = "channel" if any(len(layer["weight"]) > 1 for layer in slopes.values()) else "shared"
+        for layer in slopes.values():
+            if prelu == "channel" and len(layer["weight"]) == 1:
+                layer["weight"] = layer["weight"].expand(width)
+        inside = [f"doublings.{n}.conv" for n in doublings]
+        activations = [*(f"blocks.{n}.act" for n in blocks), *(f"doublings.{n}.act" for n in doublings)]
+        tensors = {
+            **_renamed(convolutions, ["head.0", *_of_blocks("conv", blocks), "body.0", *inside, "tail"], path),
+            **_renamed(norms, [*_of_blocks("norm", blocks), "body.1"] if norms else [], path),
+            **_renamed(slopes, ["head.1", *activations], path),
+        }
+        norm: Norm = "batch" if norms else "none"
+        with torch.device("meta"):
+            network = SRResNet(2**num_doublings, self.channels, width, num_blocks, norm=norm, prelu=prelu)
+        for name, expected in network.state_dict().items():
+            tensor = tensors.get(name)
+            if tensor is None or tensor.shape != expected.shape:
+                shape = "is missing" if tensor is None else f"has shape {tuple(tensor.shape)}"
+                raise UserError(
+                    f"{path}: not an SRGAN generator: in its order, {name} {shape}, expected {tuple(expected.shape)}; "
+                    f"{SUPPORTED}"
+                )
         shared = num_blocks > 1 and _repeats(tensors, "blocks") and _repeats(tensors, "doublings")
         if shared:
             copies = tuple(f"{part}.{n}." for part in ("blocks", "doublings") for n in range(1, max(num_blocks, 4)))
-            tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(copies)}
-        width, self.channels = next(iter(shapes.values()))[:2]
-        self.generator = {f"generator.{key}": tensor for key, tensor in tensors.items()}
+            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(copies)}
+        self.generator = {f"generator.{name}": tensor for name, tensor in tensors.items()}
         self.assumed = {"output": "tanh"} | ({"batchnorm": "running"} if norms else {})
         self.recognised = {
             "scale": SCALES[num_doublings],
             "num_blocks": num_blocks,
             "width": width,
-            "norm": "batch" if norms else "none",
+            "norm": norm,
             "blocks": "shared" if shared else "separate",
             "prelu": prelu,
         }
@@ -67,92 +90,41 @@ class SrganFile(Importer):
         return self.generator
 
 
-def _count_blocks(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[int, int]:
-    """Return the numbers of residual and doubling blocks; raise UserError for the first layer that does not fit."""
-    if len(shapes) < 5:
-        raise UserError(
-            f"{path}: an SRGAN generator has at least five convolutions, but this file has {len(shapes)} "
-            f"{first_keys(shapes)}"
-        )
-    width, channels = next(iter(shapes.values()))[:2]
-    num_doublings = sum(shape == (4 * width, width, 3, 3) for shape in shapes.values())
-    num_blocks, rest = divmod(len(shapes) - 3 - num_doublings, 2)
-    inside = [(width, width, 3, 3)] * (2 * num_blocks + 1) + [(4 * width, width, 3, 3)] * num_doublings
-    expected_shapes = [(width, channels, 9, 9), *inside, (channels, width, 9, 9)]
-    for number, (key, shape) in enumerate(shapes.items()):
-        if number >= len(expected_shapes) or shape != expected_shapes[number]:
-            expected = (
-                f"expected {expected_shapes[number]}" if number < len(expected_shapes) else "expected no further layers"
-            )
-            raise UserError(f"{path}: {key}.weight has shape {shape}, {expected}: {NOT_SRGAN}")
-    if rest or num_doublings not in SCALES:
-        raise UserError(f"{path}: upscales by a factor of {2**num_doublings}; supported factors are 2, 4 and 8")
-    return num_blocks, num_doublings
+def _of_blocks(kind: str, blocks: range) -> list[str]:
+    """Return the names of the two layers of a kind in each residual block."""
+    return [f"blocks.{n}.{kind}{number}" for n in blocks for number in (1, 2)]
 
 
-def _check_counts(
-    norms: Mapping[str, Layer], slopes: Mapping[str, Layer], num_blocks: int, num_doublings: int, path: Path
-) -> None:
-    """Raise UserError if the normalisation layers or PReLUs do not match the convolutions."""
-    if norms and len(norms) != 2 * num_blocks + 1:
-        raise UserError(
-            f"{path}: has {len(norms)} normalisation layers, expected {2 * num_blocks + 1} or none: {NOT_SRGAN}"
-        )
-    if len(slopes) != 1 + num_blocks + num_doublings:
-        raise UserError(f"{path}: has {len(slopes)} PReLUs, expected {1 + num_blocks + num_doublings}: {NOT_SRGAN}")
-
-
-def _widen_slopes(slopes: Mapping[str, Layer], width: int, path: Path) -> str:
-    """Return the setting `prelu`; if any PReLU has one slope per channel, expand the others in place."""
-    for key, layer in slopes.items():
-        if len(layer["weight"]) not in (1, width):
-            raise UserError(f"{path}: {key}.weight has {len(layer['weight'])} slopes, expected 1 or {width}")
-    if all(len(layer["weight"]) == 1 for layer in slopes.values()):
-        return "shared"
-    for layer in slopes.values():
-        layer["weight"] = layer["weight"].expand(width)
-    return "channel"
-
-
-def _by_kind(state: Mapping[str, Tensor], path: Path) -> dict[str, dict[str, Layer]]:
-    """Return the layers as a nested dict, kind → name → layer, in file order."""
-    layers: dict[str, Layer] = {}
+def _layers_by_kind(state: Mapping[str, Tensor], path: Path) -> tuple[Layers, Layers, Layers]:
+    """Return the convolutions, the normalisation layers and the PReLUs, each in file order."""
+    layers: Layers = {}
     for key, tensor in state.items():
         owner, _, part = key.rpartition(".")
         layers.setdefault(owner, {})[part] = tensor
-    kinds: dict[str, dict[str, Layer]] = {"convolution": {}, "norm": {}, "slope": {}}
+    convolutions, norms, slopes = Layers(), Layers(), Layers()
     for key, layer in layers.items():
         weight = layer.get("weight")
-        if "running_mean" in layer and weight is not None:
-            kinds["norm"][key] = layer
+        if weight is not None and "running_mean" in layer:
+            norms[key] = {"num_batches_tracked": torch.tensor(0), **layer}
         elif weight is not None and weight.dim() == 4:
-            kinds["convolution"][key] = layer
+            convolutions[key] = {"bias": torch.zeros(len(weight)), **layer}
         elif weight is not None and weight.dim() == 1 and "bias" not in layer:
-            kinds["slope"][key] = layer
+            slopes[key] = layer
         else:
             name = f"{key}.{next(iter(layer))}".removeprefix(".")
-            raise UserError(f"{path}: {name} does not belong to an SRGAN generator {first_keys(state)}")
-    return kinds
+            raise UserError(f"{path}: {name} does not belong to an SRGAN generator {first_keys(state)}; {SUPPORTED}")
+    return convolutions, norms, slopes
 
 
-def _placed(
-    convolutions: Sequence[Layer], norms: Sequence[Layer], slopes: Sequence[Layer], num_blocks: int
-) -> dict[str, Tensor]:
-    """Return the tensors under Paceline's names, with separate tensors for each block."""
-    after = 2 * num_blocks + 1  # index of the body's last convolution
-    places = ["head.0", *(f"blocks.{n // 2}.conv{n % 2 + 1}" for n in range(2 * num_blocks)), "body.0"]
-    places += [*(f"doublings.{n}.conv" for n in range(len(convolutions) - after - 2)), "tail"]
-    tensors: dict[str, Tensor] = {}
-    for place, layer in zip(places, convolutions, strict=True):
-        weight = layer["weight"]
-        tensors |= {f"{place}.weight": weight, f"{place}.bias": layer.get("bias", torch.zeros(len(weight)))}
-    places = [*(f"blocks.{n // 2}.norm{n % 2 + 1}" for n in range(2 * num_blocks)), "body.1"]
-    for place, layer in zip(places, norms, strict=False):
-        layer = {"num_batches_tracked": torch.tensor(0), **layer}
-        tensors |= {f"{place}.{part}": tensor for part, tensor in layer.items()}
-    places = ["head.1", *(f"blocks.{n}.act" for n in range(num_blocks))]
-    places += [f"doublings.{n}.act" for n in range(len(slopes) - len(places))]
-    return tensors | {f"{place}.weight": layer["weight"] for place, layer in zip(places, slopes, strict=True)}
+def _renamed(layers: Layers, names: Sequence[str], path: Path) -> dict[str, Tensor]:
+    """Return the tensors of layers under Paceline's names, which are in the same order."""
+    if len(layers) != len(names):
+        raise UserError(
+            f"{path}: not an SRGAN generator: has {len(layers)} layers like {next(iter(layers), 'none')}, but expected "
+            f"{len(names)}; {SUPPORTED}"
+        )
+    named = zip(names, layers.values(), strict=True)
+    return {f"{name}.{part}": tensor for name, layer in named for part, tensor in layer.items()}
 
 
 def _repeats(tensors: Mapping[str, Tensor], part: str) -> bool:

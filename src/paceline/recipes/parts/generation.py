@@ -12,11 +12,17 @@ from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, Clock, DataSpec, Draw, Evaluation, Loss, Recipe, Weights
 from paceline.core.errors import UserError, unknown
 from paceline.core.types import SettingValues
-from paceline.models import adaptive_augment, diffaugment
-from paceline.models.adaptive_augment import MAX_STRENGTH
 from paceline.models.dcgan import SIZES_PX, Discriminator, Generator
+from paceline.models.gan_augmentation import (
+    ADA_KINDS,
+    ADA_UNIFORMS,
+    DIFF_KINDS,
+    DIFF_UNIFORMS,
+    MAX_STRENGTH,
+    adaptive_augment,
+    diff_augment,
+)
 from paceline.models.losses import r1_penalty
-from paceline.recipes.parts.other_names import GENERATIVE
 
 
 class GenerativeRecipe(Recipe):
@@ -77,8 +83,8 @@ class Augmentation:
     """Prepares images for a discriminator: randomly augmented, or unchanged if no augmentation is set."""
 
     def __init__(self, settings: AugmentationSettings) -> None:
-        self.fixed = _parse("diffaugment", settings.diffaugment, diffaugment.KINDS)
-        self.variable = _parse("ada", settings.ada, adaptive_augment.KINDS)
+        self.fixed = _parse("diffaugment", settings.diffaugment, DIFF_KINDS)
+        self.variable = _parse("ada", settings.ada, ADA_KINDS)
         if self.fixed and self.variable:
             raise UserError(
                 f"diffaugment={settings.diffaugment} and ada={settings.ada}: cannot be combined; choose one"
@@ -104,7 +110,7 @@ class Augmentation:
         """The random inputs of the augmentation, one for each set of images that a discriminator sees."""
         if not self.fixed and not self.variable:
             return {}
-        numbers = Draw((diffaugment.NUM_UNIFORMS if self.fixed else adaptive_augment.NUM_UNIFORMS,), "uniform")
+        numbers = Draw((DIFF_UNIFORMS if self.fixed else ADA_UNIFORMS,), "uniform")
         return {f"view_of_{what}": numbers for what in ("own", "fake", "real")}
 
     @property
@@ -116,8 +122,8 @@ class Augmentation:
 
     def __call__(self, images: Tensor, batch: Batch, what: Literal["own", "fake", "real"]) -> Tensor:
         if self.variable:
-            return adaptive_augment.augment(images, batch[f"view_of_{what}"], batch[STRENGTH], self.variable)
-        return diffaugment.augment(images, batch[f"view_of_{what}"], self.fixed) if self.fixed else images
+            return adaptive_augment(images, batch[f"view_of_{what}"], batch[STRENGTH], self.variable)
+        return diff_augment(images, batch[f"view_of_{what}"], self.fixed) if self.fixed else images
 
     def next_strength(self, batch: Batch) -> dict[str, Tensor]:
         """Return the signal with the strength for the next phases; call it in one phase of each step."""
@@ -182,8 +188,8 @@ class GenerativeSettings(AugmentationSettings):
 class DcganRecipe(GenerativeRecipe):
     """Generates images with DCGAN networks."""
 
-    # The first three are used in the config.ini of the dual-discriminator project, which never reads `checkpoint`.
-    other_names = {"type": "data", "nc": "channels", "checkpoint": "", **GENERATIVE}
+    # Names in the config.ini of the dual-discriminator project, which never reads `checkpoint`.
+    other_names = {"type": "data", "nc": "channels", "checkpoint": ""}
     weights = Weights(must_match=("activation",))
     defaults: ClassVar[SettingValues] = {
         "data": "digits",
@@ -243,7 +249,5 @@ class DcganRecipe(GenerativeRecipe):
 
 def make_discriminator(settings: GenerativeSettings, spec: DataSpec) -> Discriminator:
     """Return a discriminator for images with the data's size and channels."""
-    smallest = int(settings.smallest)
-    return Discriminator(
-        spec.height, spec.channels, settings.ndf, smallest, settings.d_norm, spectral=settings.spectral_norm
-    )
+    sizes = (spec.height, spec.channels, settings.ndf, int(settings.smallest))
+    return Discriminator(*sizes, settings.d_norm, spectral=settings.spectral_norm)

@@ -1,9 +1,9 @@
-"""Settings, defaults, networks and loss terms of recipes that restore images."""
+"""Settings, defaults, networks and loss terms of recipes that restore or upscale images."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from paceline.config.resolve import Arguments
 from paceline.config.settings import setting
-from paceline.contracts.recipe import DataSpec, Evaluation, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Evaluation, Loss, Phase, Recipe
 from paceline.core.errors import UserError, unknown
 from paceline.core.types import SettingValues
+from paceline.images.rectangles import in_windows
+from paceline.images.resample import bicubic, bicubic_as_saved, cut_to_multiple
 from paceline.models.features import Features, check_lpips, lpips_loss
 from paceline.models.layers import in_full_precision
 from paceline.models.losses import OBJECTIVES, fft_loss, ssim_loss
@@ -80,6 +82,7 @@ class RestorationRecipe(Recipe):
     """A network that restores images, evaluated by PSNR, and an optional discriminator."""
 
     discriminator: nn.Module | None
+    relativistic = False  # whether the discriminator compares each target with its restored version
 
     evaluation = Evaluation("restoration", best="validation/psnr")
     defaults: ClassVar[SettingValues] = {
@@ -120,16 +123,27 @@ class RestorationRecipe(Recipe):
         terms = self.content_loss(restored, target)
         if self.discriminator is None:
             return Loss(terms)
-        logits = self.discriminator(restored)
+        fake = logits = self.discriminator(restored)
+        if self.relativistic:
+            with torch.no_grad():
+                real = self.discriminator(target)
+            logits = fake - real
         terms["adversarial"] = self.adversarial * self.objective.generator(logits).mean()
-        return Loss(terms, shared={"fake": restored}, signals={"fake_score": self.objective.score(logits)})
+        return Loss(terms, shared={"fake": restored}, signals={"fake_score": self.objective.score(fake)})
 
     def loss_of_discriminator(self, target: Tensor, restored: Tensor) -> Loss:
-        """Targets should score as real, restored images as fake."""
+        """Targets should score as real and restored images as fake or, if relativistic, targets as more real.
+
+        The relativistic loss compares pairs (Jolicoeur-Martineau 2018). ESRGAN compares with the mean of a batch
+        instead, which would depend on how the batch is split across devices.
+        """
         assert self.discriminator is not None
         # Use two passes, so that real and restored images have separate BatchNorm statistics.
         real, fake = self.discriminator(target), self.discriminator(restored)
-        terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
+        if self.relativistic:
+            terms = {"relativistic": self.objective.real(real - fake).mean()}
+        else:
+            terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
         return Loss(terms, signals=self.objective.scores(real, fake))
 
     @classmethod
@@ -241,3 +255,102 @@ def make_image_network(
         first = next(iter(arguments))
         raise UserError(f"network_args.{first}: only for networks from spandrel, not for network={name}; leave it out")
     return built_in[name]()
+
+
+@dataclass(frozen=True)
+class UpscalingSettings(RestorationLossSettings):
+    """The stage, the scale and the loss terms."""
+
+    stage: Literal["pretrain", "adversarial", "both"] = setting(
+        "pretrain",
+        "pretrain: pixel loss only; adversarial: also a discriminator and VGG19; both: pretrain, then adversarial",
+    )
+    scale: Literal["2", "3", "4", "8"] = setting("4", "upscaling factor for height and width")
+
+
+class UpscalingRecipe(RestorationRecipe):
+    """A generator that upscales images by `output_scale` and, in the adversarial stage, a discriminator."""
+
+    generator: nn.Module
+
+    stages = {"both": ("pretrain", "adversarial")}
+    rejected_fields = {"target": "restoration"}
+    phases = (Phase("generator", "generator"),)
+    ema = ("generator",)
+
+    @classmethod
+    def check(cls, settings: RestorationLossSettings) -> None:
+        """Raise UserError if a stage needs weights of VGG19 or LPIPS that cannot be loaded."""
+        assert isinstance(settings, UpscalingSettings)
+        if settings.stage != "pretrain":
+            super().check(settings)
+        elif settings.lpips:
+            check_lpips()
+
+    def __init__(self, settings: UpscalingSettings, spec: DataSpec) -> None:
+        if settings.stage in self.stages:
+            raise UserError(
+                f"stage={settings.stage}: consists of several runs; choose {' or '.join(self.stages[settings.stage])}"
+            )
+        if spec.scale not in (0, int(settings.scale)):
+            raise UserError(
+                f"scale={settings.scale}: the low-resolution files are smaller by a factor of {spec.scale}; "
+                "set scale to this factor, or use different files"
+            )
+        check_sides(spec, int(settings.scale), f"scale={settings.scale}")
+        is_adversarial = settings.stage == "adversarial"
+        super().__init__(settings, spec, is_adversarial=is_adversarial)
+        self.output_scale, self.pixels = int(settings.scale), spec.pixel_format
+        if is_adversarial:
+            self.evaluation = replace(
+                self.evaluation, best=""
+            )  # sharper images have a lower PSNR: the last one is best
+
+    def generator_loss(self, batch: Batch) -> Loss:
+        """Upscaled images should match the originals and, with a discriminator, score as real."""
+        return self.loss_of_restored(self.generator(self.low_resolution(batch)), batch["image"])
+
+    def discriminator_loss(self, batch: Batch) -> Loss:
+        """Real images should score as real, upscaled images as fake."""
+        return self.loss_of_discriminator(batch["image"], batch["fake"])
+
+    def degrade(self, high: Tensor, batch: Batch) -> Tensor:
+        """Return low-resolution images, rounded as in a file; by default, downsampled (bicubic)."""
+        height, width = high.shape[-2:]
+        return bicubic_as_saved(high, height // self.output_scale, width // self.output_scale, self.pixels)
+
+    def low_resolution(self, batch: Batch) -> Tensor:
+        """Return the generator's input: the source's low-resolution images, or images from `degrade`."""
+        if "low" in batch:
+            return batch["low"]
+        return self.degrade(cut_to_multiple(batch["image"], self.output_scale), batch)
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the upscaled image, the original, and the bicubic upscaling of the same low-resolution image."""
+        low, target = self.low_resolution(batch), cut_to_multiple(batch["image"], self.output_scale)
+        upscaled = in_windows(lambda part: {"image": self.generator(part)}, low, self.window_px, self.output_scale)
+        return {**upscaled, "target": target, "bicubic": bicubic(low, *target.shape[-2:])}
+
+    def preview(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the low-resolution image (enlarged), the bicubic upscaling, the restored image and the target."""
+        prediction = self.predict(batch)
+        low = F.interpolate(self.low_resolution(batch), scale_factor=self.output_scale, mode="nearest")
+        return {
+            "low": low,
+            "bicubic": prediction["bicubic"],
+            "restored": prediction["image"],
+            "target": prediction["target"],
+        }
+
+    def image_to_image(self, images: Tensor) -> dict[str, Tensor]:
+        """Return images `output_scale` times as high and wide."""
+        return {"image": self.generator(images).clamp(-1, 1)}
+
+
+def check_sides(spec: DataSpec, multiple: int, reason: str) -> None:
+    """Raise UserError unless both sides of the training images are multiples of a number."""
+    if spec.height % multiple or spec.width % multiple:
+        raise UserError(
+            f"the training images are {spec.width}×{spec.height} pixels, but both sides must be multiples of "
+            f"{multiple} for {reason}: use --crop 96"
+        )

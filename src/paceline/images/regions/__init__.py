@@ -1,1 +1,0 @@
-"""Images that are read and written by region, because they may be larger than memory."""

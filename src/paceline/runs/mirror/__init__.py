@@ -1,1 +1,0 @@
-"""The remote copy of a run."""
