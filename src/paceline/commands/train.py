@@ -125,7 +125,6 @@ def train(config: Config, *, may_exit: bool = True) -> int:
     `may_exit` is False in a user's own program: a run that hangs then raises UserError instead of ending the process.
     """
     check_loggers(config.run.loggers)
-    config = config.with_run(out=config.run.out or default_folder(config))
     RunFolder(Path(config.run.out))  # raises an error for an invalid name before any process starts
     several = strategy_class(config).needs_processes and config.run.devices > 1
     elastic = config.run.max_restarts or config.run.nnodes != "1" or config.run.rdzv

@@ -269,9 +269,7 @@ class Drawer:
         return drawn.to(self.dtype).expand(rows, *draw.shape).contiguous()
 
 
-CROP_THEN_FLIP = (2, 1, NUM_UNIFORMS - 3)  # sizes into which a row of random numbers is split: crop, flip, rest
 RGB = 3  # number of channels of a colour image
-assert (CROP_ROW, CROP_COLUMN, FLIP) == (0, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -332,15 +330,14 @@ def _crop_and_flip(images: Tensor, uniforms: Tensor, augment: Augment, black: fl
     num, channels, height, width = images.shape
     pad = augment.pad_crop
     sample, row, column, flipped = _grid(num, height, width, images.device)
-    place, flip, _ = uniforms.unsqueeze(2).split_with_sizes(CROP_THEN_FLIP, dim=1)
     images = images.permute(0, 2, 3, 1)
     if augment.flip:
-        column = torch.where(flip < 0.5, flipped, column)
+        column = torch.where(uniforms[:, FLIP, None, None] < 0.5, flipped, column)
     if pad:
         framed, inside = _frame((num, height, width, channels), pad, images.dtype, black, images.device)
         inside.copy_(images)
         images = framed
-        top, left = _pick(place, 2 * pad + 1).split_with_sizes((1, 1), dim=1)
+        top, left = _pick(uniforms[:, CROP_ROW : CROP_COLUMN + 1, None, None], 2 * pad + 1).unbind(1)
         row, column = row + top, column + left
     return images[sample, row, column].permute(0, 3, 1, 2)
 

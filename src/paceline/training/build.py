@@ -188,8 +188,8 @@ def _build(config: Config, strategy_type: type[Strategy], world: World, check: C
     check_evaluated(config, sources)
     for split, source in sources.items():
         check_split(source, split, f"--data {config.run.data}")
-    notes = list(dict.fromkeys(note for source in sources.values() for note in getattr(source, "notes", [])))
-    not_used = tuple(dict.fromkeys(file for source in sources.values() for file in getattr(source, "not_used", ())))
+    notes = list(dict.fromkeys(note for source in sources.values() for note in source.notes))
+    not_used = tuple(dict.fromkeys(file for source in sources.values() for file in source.not_used))
     choices, reasons = choose_loaders(config.run, sources, world.device)
     notes += reasons
     train = sources["train"]
@@ -214,7 +214,7 @@ def _build(config: Config, strategy_type: type[Strategy], world: World, check: C
         repeats=max(phase.repeat for phase in recipe.phases),
         drawer=Drawer(recipe.draws, config.run.seed, world.device, precision.weights),
     )
-    epoch = len(sources["train"])
+    epoch = len(train)
     requested = config.run.images or round(config.run.epochs * epoch)
     total = math.ceil(requested / feed.images_per_step) * feed.images_per_step
     if world.device.type == "cpu":

@@ -8,7 +8,7 @@ import torch
 
 from paceline.contracts.recipe import Batch
 from paceline.data.loader import Batches, ReusingLoader
-from paceline.data.stream import Tickets, channels_first, upload
+from paceline.data.stream import Tickets, channels_first
 from paceline.data.worker_pool import WorkerPool
 
 
@@ -23,7 +23,7 @@ class Workers(ReusingLoader[WorkerPool]):
         on_cuda = self.device.type == "cuda"
         pool = self._idle.pop() if self._idle else self._start_pool(pin_memory=on_cuda)
         batches = map(channels_first, pool.read(requests))
-        yield from _one_ahead(batches, self.device) if on_cuda else (upload(batch, self.device) for batch in batches)
+        yield from _one_ahead(batches, self.device) if on_cuda else batches
         self._idle.append(pool)
 
     def _start_pool(self, pin_memory: bool) -> WorkerPool:
