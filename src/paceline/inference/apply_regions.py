@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -277,10 +278,13 @@ class RegionApplier:
             for block, tiles, flag in self._computed(job, islice(job.blocks, done, None)):
                 _for_each(job.files, lambda name, file: file.append_block(tiles[name], flag))  # noqa: B023
                 progress.advance(block.own.num_pixels)
+            level, read = image.levels[job.level], partial(image.read, job.level)
+            tiling = self.composer.with_changes(job.tiling, read, job.box, (level.height, level.width))
             flags = next(iter(job.files.values())).flags()
             resumed = f"resumed after {done:,} of {len(job.blocks):,} tiles" if done else ""
             _for_each(job.files, lambda name, file: file.complete(Path(task.path).stem))
             _for_each(job.files, lambda name, file: file.publish())  # after all are complete: this is not resumed
+        job = replace(job, tiling=tiling)
         return AppliedImage(self._summary(task, job, [self._write_mask(task, job, flags), resumed]))
 
     def _start(self, task: ImageTask, image: RegionImage, stack: ExitStack) -> _Job:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import queue
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -26,7 +27,7 @@ from paceline.images.rectangles import Box, Span, Tile, fixed_halo, split_side
 from paceline.inference.receptive_field import ReceptiveField
 from paceline.inference.trained import TrainedModel
 from paceline.parallel.graphed_function import LARGEST_PX, GraphedFunction
-from paceline.parallel.precision import choose_precision
+from paceline.parallel.precision import Precision, choose_precision
 from paceline.parallel.torch_internals import undo_compile
 from paceline.training.compile import compile_networks
 
@@ -77,6 +78,7 @@ def transform(image_model: TrainedModel, images: Tensor) -> Batch:
 WHOLE = (slice(None), slice(None))
 
 Inner = tuple[slice, slice]  # rows and columns of a tile's result
+Read = Callable[[Box], Pixels]  # returns a part of an image
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +122,7 @@ class TileRunner:
 
         Only the rows and columns `inner` of the results are copied to the host.
         """
-        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+        with self._on_device():
             inputs = {TILES: self._batch(tiles)}
             if self._untested:
                 self._try_compiled(inputs)
@@ -129,10 +131,29 @@ class TileRunner:
             is_small = inputs[TILES].shape[:3].numel() <= LARGEST_PX
             return self._land(self._graphs(inputs, capture=is_small), inner)
 
+    def difference(self, read: Read, part: Box, one: Box, other: Box, precision: Precision) -> tuple[str, str]:
+        """Return the largest and the mean difference between two results for a part of an image, in 8-bit levels.
+
+        The first is computed from the area `one` in a precision, the second from the area `other` in fp32.
+        """
+        results, deterministic = [], self.precision.name == "fp32"
+        for area, used in ((one, precision), (other, choose_precision("fp32", self.device))):
+            inner = part.moved_from(area).scaled(self.image_model.output_scale).slices
+            with self._on_device(), used.applied(deterministic=deterministic, autotune=False), used.autocast():
+                batch = self._batch([read(area)])
+                made = transform(self.image_model, from_pixels(batch, pixel_format(self.image_model, batch)))
+            results.append(torch.cat([made[name][0][inner] for name in made if name != FINITE], -1))
+        change = (results[0] - results[1]).abs() * 255 / 2  # the results are in [-1, 1]
+        largest, mean = (float(f"{value.item():.2g}") for value in (change.max(), change.mean()))
+        return f"{largest:g}", f"{mean:g}"  # 260 instead of 2.6e+02
+
     @property
     def notes(self) -> list[str]:
         """Remarks about failed compilation and failed captures, to be printed."""
         return [note for note in (self._compile_note, self._graphs.note if self._graphs else "") if note]
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def _batch(self, tiles: Sequence[Pixels]) -> Tensor:
         if self._copies is None:
@@ -349,7 +370,6 @@ class Composition:
     size: tuple[int, int]  # height and width of the results
     tiling: Tiling
     num_tiles: int
-    note: str = ""
     _results: dict[str, Pixels] = field(default_factory=dict)
     _coming: list[tuple[Landing, int, Tile, int]] = field(default_factory=list)  # with index in the batch, and scale
 
@@ -384,6 +404,8 @@ class Composer:
         self.pool, self.tile_px, self.share = pool, tile_px, share
         self.image_model, self.device = pool.runners[0].image_model, pool.runners[0].device
         self.field = field
+        self._measuring, self._tile_change = threading.Lock(), ""
+        self._is_precision_measured = pool.runners[0].precision.name == "fp32"
 
     @property
     def batches_images(self) -> bool:
@@ -392,15 +414,53 @@ class Composer:
 
     def compose(self, images: Sequence[Pixels], result_bytes: int, advance: Advance) -> list[Composition]:
         """Compute the results for images of one shape. If memory runs out, try again with smaller tiles."""
-        tiling = self._tiling(images[0], result_bytes)
+        tiling, size = self._tiling(images[0], result_bytes), (images[0].shape[0], images[0].shape[1])
         while True:
             try:
-                return self._computed(images, tiling, advance)
+                made = self._computed(images, tiling, advance)
+                made[0].tiling = self.with_changes(tiling, lambda area: images[0][area.slices], Box(0, 0, *size), size)
+                return made
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
             torch.cuda.empty_cache()
-            tiling = self._smaller(tiling, *images[0].shape[:2])
+            tiling = self._smaller(tiling, *size)
+
+    def with_changes(self, tiling: Tiling, read: Read, box: Box, size: tuple[int, int]) -> Tiling:
+        """Add to the note how much inexact tiles and the precision change results, each measured once."""
+        runner, side, notes = self.pool.runners[0], tiling.side_px, [tiling.note] * bool(tiling.note)
+        with self._measuring:
+            try:
+                if tiling.note and not tiling.window_px and side < max(box.height, box.width):
+                    self._tile_change = self._tile_change or self._measure_tiles(tiling, read, box, size)
+                    notes.append(self._tile_change)
+                if not self._is_precision_measured:
+                    self._is_precision_measured, part = True, box.centre(side)
+                    where = "this image" if part == box else f"{part.width}×{part.height} pixels at the centre"
+                    largest, _ = runner.difference(read, part, part, part, runner.precision)
+                    notes.append(f"{runner.precision.name} changes {where} by at most {largest} of 255 levels")
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                notes.append("the difference could not be measured, because memory ran out")
+        return replace(tiling, note="; ".join(notes))
+
+    def _measure_tiles(self, tiling: Tiling, read: Read, box: Box, size: tuple[int, int]) -> str:
+        """Compare a tile with the same pixels computed from an area that extends half a tile further on each side.
+
+        If that area does not fit in memory, a tile half as large is used, which overestimates the change.
+        """
+        centre, runner, fp32 = box.centre(tiling.side_px), self.pool.runners[0], choose_precision("fp32", self.device)
+        what = "tiles change"
+        for _ in range(2):
+            tile = min(plan_tiles(tiling, size, box), key=lambda tile: math.dist(tile.own[:2], centre[:2]))
+            half = _rounded_up(tiling.side_px // 2, tiling.multiple_px)
+            larger = tile.area.grown(half, size)
+            if needed_bytes(self.field, larger.num_pixels) <= usable_bytes(self.device):
+                break
+            tiling, what = replace(tiling, side_px=half), "tiles half as large change"
+        largest, mean = runner.difference(read, tile.own, tile.area, larger, fp32)
+        return f"{what} the centre by at most {largest} of 255 levels (mean {mean})"
 
     def _computed(self, images: Sequence[Pixels], tiling: Tiling, advance: Advance) -> list[Composition]:
         height, width = images[0].shape[:2]
