@@ -69,7 +69,7 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "(samples available: 1438); use --set validation=0.001 to hold out at least one sample, "
     "or --set validation=0 to hold out no samples",
     "train classification --set width=0": "width=0: must be at least 1",
-    "train classification --accelerator cpu --set width=9999999999999": "recipe 'classification': one layer "
+    "train classification --accelerator cpu --set width=9999999999999": "recipe 'classification': the next layer "
     "needs 360,000.0 GB of memory, but",
     "train classification --lr -1": "--lr -1: must be at least 0",
     "train classification --epochs 0": "--epochs 0: must be above 0",

@@ -139,7 +139,7 @@ def test_results_that_match_the_same_target_require_the_suffix_option() -> None:
         (["made", "made", "--json", "made/0.png/all.json"], "--json made/0.png/all.json: "),
         (["made", "others"], "no images could be compared with others: made/0.png: has no matching target"),
         (["made", "made", "--value-range", "1,0"], "--value-range 1,0: must be two numbers"),
-        (["made"], "made: no TARGETS to compare with; add them"),
+        (["made"], "Missing argument 'TARGETS'"),
     ],
 )
 def test_wrong_input_is_reported_in_one_line(words: list[str], line: str, rejected: Callable[..., str]) -> None:

@@ -218,7 +218,7 @@ def test_the_evaluation_protocol_is_saved_with_the_metrics():
         (["--init-from", "both/pretrain", "--set", "width=3"], "trained with width=2 (not 3): use --set width=2"),
         (
             ["--init-from", "both/pretrain", *sets("blocks=shared", "num_blocks=2", "width=3", "tv=1")],
-            "use --set blocks=separate --set num_blocks=1 --set width=2",  # only the settings that differ are listed
+            "--set blocks=separate --set num_blocks=1 --set width=2",
         ),
         (["--set", "stage=adversarial", "--vgg", "none.pth"], "--vgg none.pth: no such file"),
         (["--set", "scale=5"], "unknown value '5'"),

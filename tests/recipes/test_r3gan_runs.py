@@ -201,7 +201,7 @@ def test_the_nearest_images_are_found_in_data_that_was_moved(
     assert np.array_equal(*(cells(str(tmp_path / name), 2, 3) for name in ("before.png", "after.png")))
     for more in ([], ["--animate"], ["--count", "1", "--to", str(tmp_path / "none")]):
         assert run(["sample", sparse, "--data-root", "sparse.npz", *more]) == 2
-        assert "--data-root sparse.npz: " in capsys.readouterr().err
+        assert "--data-root: " in capsys.readouterr().err
 
 
 def test_no_training_image_is_shown_twice_if_there_are_fewer_than_columns(sparse: str, tmp_path: Path) -> None:
@@ -257,14 +257,14 @@ def test_a_class_needs_a_conditional_model(folder: Path) -> None:
         paceline.load("unconditional", device="cpu").sample(1, label=0)
 
 
-def test_weights_that_do_not_fit_are_not_blamed_on_the_augmentation(capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_that_do_not_fit_are_reported_with_the_settings_that_differ(capsys: pytest.CaptureFixture[str]) -> None:
     words = [word for one in (*SMALL[:-1], "size=32") for word in ("--set", one)]
     assert run([*COMMAND, *words, "--init-from", "whole", "--out", "larger"]) == 2
     error = capsys.readouterr().err
-    assert "its generator is a different network" in error and "ada" not in error
+    assert "its generator is a different network" in error and "width" not in error
     assert run([*COMMAND, *words, "--set", "width=32", "--init-from", "whole", "--out", "larger"]) == 2
     error = capsys.readouterr().err
-    assert "its weights were trained with width=16 (not 32): use --set width=16" in error and "ada" not in error
+    assert "weights were trained with " in error and "width=16 (not 32)" in error and "--set width=16" in error
 
 
 def test_a_run_with_a_far_too_high_learning_rate_stops_with_an_error(folder: Path) -> None:
