@@ -13,6 +13,10 @@ OLDEST := .venv-oldest
 OLDEST_TORCH := 2.11
 S3_SERVER := $(BIN)/weed
 
+# Many tests wait for real processes, which a busy machine may delay: tests that fail are run once more by themselves.
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+AGAIN = $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+
 # Without bytecode, each of the hundreds of processes in the tests would compile the modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -28,17 +32,17 @@ install: $(INSTALLED)  ## create the virtual environment (other targets do this 
 demo: $(INSTALLED)  ## compare strategies and two GANs on the CPU and write reports
 	@OMP_NUM_THREADS=1 PATH="$(abspath $(BIN)):$$PATH" examples/demo.sh
 
-test: lint  ## check style and types and run the tests (about eleven minutes on two cores)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+test: lint  ## check style and types and run the tests (about ten minutes on two cores)
+	@$(PYTEST) $(PYTEST_ARGS) || $(AGAIN)
 
 test-extras: $(INSTALLED) $(EXTRAS)  ## run the tests of optional parts: DALI, ONNX export, the board in Chromium
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "extras and not slow" -rs $(PYTEST_ARGS)
+	@$(PYTEST) -m "extras and not slow" -rs $(PYTEST_ARGS) || $(AGAIN) -m "extras and not slow"
 
 test-cluster: $(INSTALLED) $(S3_SERVER)  ## run the tests on SLURM, network namespaces and an S3 server, where available (as root)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "cluster and not slow" tests/cluster $(PYTEST_ARGS)
+	@$(PYTEST) -m "cluster and not slow" tests/cluster $(PYTEST_ARGS) || $(AGAIN) -m "cluster and not slow" tests/cluster
 
 test-all: lint $(EXTRAS) $(LIBRARIES)  ## run the tests of `test` and `test-extras`, the slow tests, and those of other libraries
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not cluster and not torture" $(PYTEST_ARGS)
+	@$(PYTEST) -m "not cluster and not torture" $(PYTEST_ARGS)
 
 test-oldest: $(OLDEST)/.installed  ## run the tests against the oldest supported version of torch
 	@$(OLDEST)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
