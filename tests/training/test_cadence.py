@@ -33,6 +33,7 @@ def test_the_interval_depends_on_numbers_of_images(
     assert interval == expected * epoch
 
 
+@pytest.mark.slow
 def test_a_short_run_on_a_few_large_photographs_evaluates_a_few_times(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     for number in range(10):
