@@ -117,7 +117,7 @@ class ImageSamples(Source):
         raise NotImplementedError
 
     def place_of(self, index: int, field: str) -> str:
-        """Return where an image of a sample is, for error messages."""
+        """Return which file contains an image of a sample, for error messages."""
         raise NotImplementedError
 
     def image_name(self, index: int, field: str) -> str:

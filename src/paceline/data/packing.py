@@ -423,7 +423,7 @@ def begin(folder: Path, splits: Mapping[str, SplitRecord], made_from: Mapping[st
 def fill(source: Source, folder: Path, record: SplitRecord, num_workers: int, done: Progress) -> None:
     """Pack a split, described by its record, into its folder.
 
-    Resume where an earlier attempt stopped; if the samples may have changed since then, begin again.
+    Resume where an earlier attempt stopped; if the samples may have changed since then, start over.
     """
     folder.mkdir(exist_ok=True)
     partial = folder / PARTIAL

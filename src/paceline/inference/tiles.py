@@ -131,18 +131,18 @@ class TileRunner:
             is_small = inputs[TILES].shape[:3].numel() <= LARGEST_PX
             return self._land(self._graphs(inputs, capture=is_small), inner)
 
-    def difference(self, read: Read, part: Box, one: Box, other: Box, precision: Precision) -> tuple[str, str]:
+    def difference(self, read: Read, part: Box, near: Box, far: Box, precision: Precision) -> tuple[str, str]:
         """Return the largest and the mean difference between two results for a part of an image, in 8-bit levels.
 
-        The first is computed from the area `one` in a precision, the second from the area `other` in fp32.
+        The first is computed from the area `near` in a precision, the second from the area `far` in fp32.
         """
         results, deterministic = [], self.precision.name == "fp32"
-        for area, used in ((one, precision), (other, choose_precision("fp32", self.device))):
+        for area, used in ((near, precision), (far, choose_precision("fp32", self.device))):
             inner = part.moved_from(area).scaled(self.image_model.output_scale).slices
             with self._on_device(), used.applied(deterministic=deterministic, autotune=False), used.autocast():
                 batch = self._batch([read(area)])
-                made = transform(self.image_model, from_pixels(batch, pixel_format(self.image_model, batch)))
-            results.append(torch.cat([made[name][0][inner] for name in made if name != FINITE], -1))
+                values = transform(self.image_model, from_pixels(batch, pixel_format(self.image_model, batch)))
+            results.append(torch.cat([values[name][0][inner] for name in values if name != FINITE], -1))
         change = (results[0] - results[1]).abs() * 255 / 2  # the results are in [-1, 1]
         largest, mean = (float(f"{value.item():.2g}") for value in (change.max(), change.mean()))
         return f"{largest:g}", f"{mean:g}"  # 260 instead of 2.6e+02
@@ -417,9 +417,11 @@ class Composer:
         tiling, size = self._tiling(images[0], result_bytes), (images[0].shape[0], images[0].shape[1])
         while True:
             try:
-                made = self._computed(images, tiling, advance)
-                made[0].tiling = self.with_changes(tiling, lambda area: images[0][area.slices], Box(0, 0, *size), size)
-                return made
+                results = self._computed(images, tiling, advance)
+                results[0].tiling = self.with_changes(
+                    tiling, lambda area: images[0][area.slices], Box(0, 0, *size), size
+                )
+                return results
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
